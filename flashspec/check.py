@@ -9,13 +9,11 @@ from fractions import Fraction
 import torch
 
 from flashspec.bandits import Fixed
-from flashspec.drafters import Drafter, LookupDrafter, LookupElseDrafter, ModelDrafter, PlainDrafter, early_exit
 from flashspec.engine import Request
 from flashspec.exactness import FAULTS, Bench, RestrictedModel, Scheme, emitted_law, gate, impossible, random_case, target_law
-from flashspec.models.catalog import Family
+from flashspec.models.catalog import Family, drafters
 from flashspec.records import Arm
 from flashspec.sampling import SamplingParams
-from flashspec.target import CachedModel
 from flashspec.verifiers.rules import BLOCK, RULES, TOKEN
 
 ALPHA = 0.001  # family-wise, over all tests of one command
@@ -43,23 +41,23 @@ def check(
     temperatures: Sequence[float] = (0.0, 0.7, 1.0, 1.3),
     top_p: float = 0.9,
     samples: int = 10_000,
-    drafters: Sequence[str] | None = None,
+    only: Sequence[str] | None = None,
     chosen_rules: Sequence[str] = tuple(RULES),
 ) -> Iterator[Verdict]:
     """Yield one Verdict after another; all must pass."""
     yield from enumeration()
-    drafters = list(drafters or family.drafters)
-    for name in drafters:
+    names = list(only or family.drafters)
+    for name in names:
         if name not in family.drafters:
             raise ValueError(f"{family.name} has no drafter {name!r}; choose among {', '.join(family.drafters)}.")
-    yield from identities(family, drafters, chosen_rules, 0.0 in temperatures)
+    yield from identities(family, names, chosen_rules, 0.0 in temperatures)
     bench = restricted(family)
     warm = [t for t in temperatures if t > 0]
-    tests = TESTS_A_GATE * (len(warm) * len(drafters) * len(chosen_rules) + len(SAMPLED_FAULTS))
+    tests = TESTS_A_GATE * (len(warm) * len(names) * len(chosen_rules) + len(SAMPLED_FAULTS))
     for temperature in warm:
         params = SamplingParams(temperature=temperature, top_p=top_p)
         for rule in chosen_rules:
-            for name in drafters:
+            for name in names:
                 yield run_gate(bench, name, rule, params, samples, ALPHA / tests)
     if warm:
         yield from power(bench, SamplingParams(temperature=warm[-1], top_p=top_p), samples, ALPHA / tests)
@@ -77,7 +75,7 @@ def enumeration() -> Iterator[Verdict]:
     yield Verdict("planted faults, enumeration", not missed, f"{len(caught)} of {len(FAULTS)} rejected" + (f"; missed: {missed}" if missed else ""))
 
 
-def identities(family: Family, drafters: Sequence[str], chosen_rules: Sequence[str], greedy: bool) -> Iterator[Verdict]:
+def identities(family: Family, names: Sequence[str], chosen_rules: Sequence[str], greedy: bool) -> Iterator[Verdict]:
     """Greedy ids equal plain decoding; coupled ids depend on the seed alone. Bitwise, so in float32 only."""
     if family.target.dtype != torch.float32:
         yield Verdict("identities", True, f"skipped: {family.target.dtype} rounds differently in blocks of different length")
@@ -88,7 +86,7 @@ def identities(family: Family, drafters: Sequence[str], chosen_rules: Sequence[s
         wanted.append(("seeded", "coupled", SamplingParams(temperature=0.8, top_p=0.95)))
     for what, rule, params in wanted:
         request = Request(max_new_tokens=32, sampling=params, rule=rule, seed=11, candidates=0)
-        for name in drafters:
+        for name in names:
             equal = all(_ids(family, prompt, Arm(name, 4), request) == _ids(family, prompt, Arm("plain", 0), request) for prompt in prompts)
             yield Verdict(f"{what} identity, {rule} rule, {name}", equal, f"{len(prompts)} prompts, 32 ids, γ = 4, against plain decoding")
 
@@ -96,19 +94,14 @@ def identities(family: Family, drafters: Sequence[str], chosen_rules: Sequence[s
 def restricted(family: Family) -> Bench:
     """The family over the tokens that matter behind PROMPT, so that ten thousand runs of the engine take seconds."""
     prompt = family.encode(PROMPT, chat=False)
-    target = CachedModel(family.target, family.target_name)
+    target, *models = family.cached()
     likely = target.read(prompt)[0, -1].float()
     for _ in range(2):  # also what is likely one and two tokens later
         prompt_and_more = [*target.tokens, int(likely.argmax())]
         likely = torch.maximum(likely, target.read(prompt_and_more)[0, -1].float().cpu().to(likely.device))
     ids = list(dict.fromkeys([*prompt, *likely.topk(VOCABULARY).indices.tolist()]))
-    small = RestrictedModel(target, ids)
-    models = {n: ModelDrafter(RestrictedModel(CachedModel(m, n), ids), len(ids)) for n, m in family.models.items()}
-    shallow = CachedModel(early_exit(family.target, family.exit_layers), "early-exit")
-    models["early-exit"] = ModelDrafter(RestrictedModel(shallow, ids), len(ids))
-    drafters: dict[str, Drafter] = {"plain": PlainDrafter(), "lookup": LookupDrafter(), **models}
-    drafters |= {f"lookup-else-{n}": LookupElseDrafter(LookupDrafter(), models[n]) for n in family.models}
-    return Bench(small, drafters, tuple(ids.index(t) for t in prompt))
+    small, *small_models = (RestrictedModel(model, ids) for model in (target, *models))
+    return Bench(small, drafters(small_models, len(ids)), tuple(ids.index(t) for t in prompt))
 
 
 def run_gate(bench: Bench, drafter: str, rule: str, params: SamplingParams, samples: int, alpha: float) -> Verdict:

@@ -20,7 +20,7 @@ from flashspec.bandits import Policy
 from flashspec.drafters.base import Drafter
 from flashspec.records import Candidate, Drafted, NextToken, Round, Seconds, StopReason, Verdict
 from flashspec.sampling import SamplingParams, adjust, has_usable_rows, warp
-from flashspec.target import Target
+from flashspec.target import LanguageModel
 from flashspec.text import Labels, TextStream
 from flashspec.verifiers import reference
 from flashspec.verifiers.rules import RULES
@@ -62,7 +62,7 @@ class Block(NamedTuple):
 class SpeculativeDecoder:
     """One target with its drafters. A run's state is in the caches and in the generator, nowhere else."""
 
-    def __init__(self, target: Target, drafters: Mapping[str, Drafter], tokenizer: Any, eos: Iterable[int], device: Any = "cpu"):
+    def __init__(self, target: LanguageModel, drafters: Mapping[str, Drafter], tokenizer: Any, eos: Iterable[int], device: Any = "cpu"):
         self.target = target
         self.drafters = drafters
         self.tokenizer = tokenizer

@@ -25,7 +25,7 @@ from flashspec.drafters.base import Drafter
 from flashspec.engine import Request, SpeculativeDecoder, ends_block
 from flashspec.records import Arm
 from flashspec.sampling import SamplingParams, adjust, warp
-from flashspec.target import CachedModel
+from flashspec.target import LanguageModel
 from flashspec.verifiers import rules
 from flashspec.verifiers.rules import BLOCK, TOKEN, Rule
 
@@ -227,10 +227,10 @@ class TestResult:
 class RestrictedModel:
     """A real model whose vocabulary is cut to `ids`: its own conditional distributions, at the cost of a table.
 
-    Follows `CachedModel` as far as the engine and the drafters use it; logits are kept for every context that was visited.
+    A `CachedModel` as far as the engine and the drafters use one; logits are kept for every context that was visited.
     """
 
-    def __init__(self, model: CachedModel, ids: Sequence[int]) -> None:
+    def __init__(self, model: LanguageModel, ids: Sequence[int]) -> None:
         self.name = model.name
         self.vocabulary = len(ids)
         self.context_length = model.context_length
@@ -277,7 +277,7 @@ class IdTokenizer:
 class Bench:
     """A target over a small vocabulary, its drafters, and a prompt: what the gate samples from."""
 
-    target: Any  # Target protocol
+    target: LanguageModel
     drafters: Mapping[str, Drafter]
     prompt: tuple[int, ...]
     decoder: SpeculativeDecoder = field(init=False)

@@ -17,8 +17,8 @@ from transformers import DynamicCache
 PREFILL_CHUNK = 512  # tokens read at once, so that a long prompt needs no long attention matrix
 
 
-class Target(Protocol):
-    """What the engine asks of the model that has the last word."""
+class LanguageModel(Protocol):
+    """What the engine asks of its target, and a model drafter of its model."""
 
     name: str
     vocabulary: int
@@ -26,6 +26,9 @@ class Target(Protocol):
 
     def read(self, tokens: Sequence[int], keep: int = 1) -> Tensor:
         """Logits [1, keep, V] behind the last `keep` tokens, all of `tokens` being in the cache afterwards."""
+
+    def held(self, tokens: Sequence[int]) -> int:
+        """How many leading tokens of `tokens` need not be read again."""
 
     def cut(self, length: int) -> None:
         """Forget the tokens from `length` on."""

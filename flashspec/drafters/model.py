@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flashspec.target import CachedModel
+from flashspec.target import LanguageModel
 
 
 class ModelDrafter:
@@ -17,7 +17,7 @@ class ModelDrafter:
     round decodes plainly.
     """
 
-    def __init__(self, model: CachedModel, vocabulary: int) -> None:
+    def __init__(self, model: LanguageModel, vocabulary: int) -> None:
         self.model = model
         self._vocabulary = vocabulary  # the target's
         self._context: list[int] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from flashspec.drafters import Drafter, LookupDrafter, LookupElseDrafter, ModelD
 from flashspec.engine import SpeculativeDecoder
 from flashspec.models import packing, tokenizers
 from flashspec.models.pull import SMOLLM2_135M, Mirror, cache_folder, pull
-from flashspec.target import CachedModel, probe
+from flashspec.target import CachedModel, LanguageModel, probe
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,20 @@ FAMILIES = {
 EMBEDDED = ("tiny", "nano")
 HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 MIRRORS: dict[str, Mirror] = {"smollm2-135m": SMOLLM2_135M}
+
+
+def drafters(models: Iterable[LanguageModel], vocabulary: int) -> dict[str, Drafter]:
+    """The drafters made of `models`, the last of which is the early exit; `vocabulary` is the target's size."""
+    named = {model.name: ModelDrafter(model, vocabulary) for model in models}
+    every: dict[str, Drafter] = {"plain": PlainDrafter(), "lookup": LookupDrafter(), **named}
+    every |= {f"lookup-else-{name}": LookupElseDrafter(LookupDrafter(), named[name]) for name in list(named)[:-1]}
+    return every
+
+
+def drafter_names(models: Iterable[str]) -> list[str]:
+    """Names of all drafters of a target that has these model drafters, cheapest first."""
+    models = list(models)
+    return ["plain", "lookup", *models, "early-exit", *(f"lookup-else-{name}" for name in models)]
 
 
 def assets() -> Path:
@@ -55,13 +69,19 @@ class Family:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Names of the drafters that `decoder()` offers, cheapest first."""
-        return tuple(self._drafters(CachedModel(self.target, self.target_name).vocabulary))
+        """Names of the drafters that `decoder()` offers."""
+        return tuple(drafter_names(self.models))
 
     def decoder(self) -> SpeculativeDecoder:
         """A decoder with empty caches for one run or one conversation."""
-        target = CachedModel(self.target, self.target_name)
-        return SpeculativeDecoder(target, self._drafters(target.vocabulary), self.tokenizer, self.eos, self.target.device)
+        target, *models = self.cached()
+        return SpeculativeDecoder(target, drafters(models, target.vocabulary), self.tokenizer, self.eos, self.target.device)
+
+    def cached(self) -> list[CachedModel]:
+        """The target, its model drafters and its early exit, each with an empty cache."""
+        shallow = early_exit(self.target, self.exit_layers)
+        named = {self.target_name: self.target, **self.models, "early-exit": shallow}
+        return [CachedModel(model, name) for name, model in named.items()]
 
     def encode(self, prompt: str, chat: bool = True) -> list[int]:
         """Ids of a prompt, as a user's turn where the tokenizer knows chats. Raises ValueError for an empty prompt."""
@@ -72,14 +92,6 @@ class Family:
                 [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
             )
         return self.tokenizer.encode(prompt)
-
-    def _drafters(self, vocabulary: int) -> dict[str, Drafter]:
-        exit_view = early_exit(self.target, self.exit_layers)
-        models = {name: ModelDrafter(CachedModel(model, name), vocabulary) for name, model in self.models.items()}
-        models["early-exit"] = ModelDrafter(CachedModel(exit_view, "early-exit"), vocabulary)
-        named: dict[str, Drafter] = {"plain": PlainDrafter(), "lookup": LookupDrafter(), **models}
-        named |= {f"lookup-else-{name}": LookupElseDrafter(LookupDrafter(), models[name]) for name in self.models}
-        return named
 
 
 def load_family(

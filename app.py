@@ -1,0 +1,27 @@
+"""Start the page: python app.py [--host HOST] [--port PORT] [--share] [--family NAME]."""
+
+import argparse
+import os
+
+# Before torch: threads that spin while they wait slow a small machine down ten-fold.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from flashspec.ui.page import build, launch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="FlashSpec: watch a language model draft, verify and write.")
+    parser.add_argument("--host", default=None, help="address to listen on (default 127.0.0.1; 0.0.0.0 for everyone)")
+    parser.add_argument("--port", type=int, default=None, help="default: the first free one from 7860")
+    parser.add_argument("--share", action="store_true", help="a public link through Gradio")
+    parser.add_argument("--family", default="embedded", help="the family shown first (default embedded)")
+    options = parser.parse_args()
+    try:
+        demo = build(options.family)
+    except ValueError as error:
+        parser.error(str(error))
+    launch(demo, options.host, options.port, options.share)
+
+
+if __name__ == "__main__":
+    main()

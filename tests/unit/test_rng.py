@@ -1,0 +1,47 @@
+import torch
+
+from flashspec import rng
+
+
+def test_philox_known_answers() -> None:
+    """Vectors of Random123's kat_vectors for philox4x32-10."""
+    known = [
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ]
+    for counter, key, wanted in known:
+        for kind in (lambda x: torch.tensor([x]), lambda x: torch.tensor([x]).numpy()):
+            words = rng.philox(tuple(kind(c) for c in counter), tuple(kind(k) for k in key))
+            assert tuple(int(word[0]) for word in words) == wanted
+
+
+def test_seeds_of_any_size_are_keys() -> None:
+    assert [int(rng.seeds(s)[0]) for s in (0, -1, 2**64 - 1, 2**63)] == [0, -1, -1, -(2**63)]
+
+
+def test_uniforms_are_never_zero() -> None:
+    assert float(rng._unit(torch.zeros(1, dtype=torch.int64))) > 0
+    assert float(rng._unit(torch.full((1,), 2**32 - 1))) <= 1
+
+
+def test_purposes_offsets_and_positions_do_not_collide() -> None:
+    seed, seen = rng.seeds(5), []
+    for position in (3, 4):
+        for purpose in (rng.ACCEPT, rng.RACE, rng.DRAFT):
+            for offset in (0, 1):
+                seen.append(rng.exponentials(seed, torch.tensor([position]), 64, purpose, offset)[0])
+    stacked = torch.stack(seen)
+    assert (torch.cdist(stacked, stacked) + torch.eye(len(seen)) * 9 > 1).all()
+
+
+def test_race_draws_in_proportion() -> None:
+    weights = torch.tensor([[0.1, 0.0, 0.6, 0.3]])
+    noise = torch.cat([rng.exponentials(rng.seeds(s), torch.tensor([0]), 4, rng.RACE) for s in range(4000)])
+    share = torch.bincount(rng.race(weights, noise), minlength=4) / 4000
+    assert share[1] == 0
+    assert torch.allclose(share, weights[0], atol=0.03)
