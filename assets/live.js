@@ -6,8 +6,8 @@ const strip = find(".fs-strip");
 const detail = find(".fs-detail");
 const status = find(".fs-status");
 
-const state = { run: null, seq: -1, tokens: [], drawn: 0, figures: null, selected: -1, scheduled: false, lost: 0 };
-element.flashspec = state; // read by the browser tests
+const state = { run: null, seq: -1, tokens: [], drawn: 0, figures: null, selected: -1, scheduled: false, running: false, lost: 0 };
+element.flashspec = Object.assign(state, { receive }); // what scripts on the page may use: the state, and a message to show
 
 // ---------------------------------------------------------------------------------------------------- messages to tokens
 
@@ -18,6 +18,7 @@ function receive(message) {
   state.seq = message.seq;
   state.figures = message.totals;
   for (const round of message.rounds) state.tokens.push(...tokensOf(round));
+  state.running = !message.done;
   if (message.error) say(message.error, "error");
   else if (message.done) say(ending(message));
   if (!state.scheduled) {
@@ -144,8 +145,8 @@ strip.addEventListener("keydown", (event) => {
   while (index > 0 && index < last && strip.children[index].offsetParent === null) index += step; // skips hidden drafts
   select(index)?.scrollIntoView({ block: "nearest" });
 });
-element.addEventListener("stopped", () => {
-  if (state.run && !["error", "done"].includes(status.className)) say("Stopped. What was written stays.");
+document.addEventListener("click", (event) => {
+  if (event.target.closest?.("#stop") && state.running) say("Stopped. What was written stays.");
 });
 
 watch("value", () => { if (props.value) receive(JSON.parse(props.value)); });

@@ -10,7 +10,17 @@ import torch
 
 from flashspec.bandits import Fixed
 from flashspec.engine import Request
-from flashspec.exactness import FAULTS, Bench, RestrictedModel, Scheme, emitted_law, gate, impossible, random_case, target_law
+from flashspec.exactness import (
+    FAULTS,
+    Bench,
+    RestrictedModel,
+    Scheme,
+    emitted_law,
+    gate,
+    impossible,
+    random_case,
+    target_law,
+)
 from flashspec.models.catalog import Family, drafters
 from flashspec.records import Arm
 from flashspec.sampling import SamplingParams
@@ -24,7 +34,11 @@ VOCABULARY = 64
 PROMPT = "One day a man and a dog went to the park. One day a"  # repeats for the lookup, and is open
 # Planted in the running engine to show that the gate can fail. The ordinary residual differs by a total variation of 0.003 to 0.02
 # only: enumeration finds it, ten thousand samples need not.
-SAMPLED_FAULTS = ("replacement from p, not the residual", "block rule stops at the first failure", "last accepted token overwritten, no bonus")
+SAMPLED_FAULTS = (
+    "replacement from p, not the residual",
+    "block rule stops at the first failure",
+    "last accepted token overwritten, no bonus",
+)
 
 
 @dataclass(frozen=True)
@@ -68,17 +82,31 @@ def enumeration() -> Iterator[Verdict]:
     cases = [random_case(seed, vocabulary=3, gamma=gamma) for gamma in (1, 2) for seed in range(10)]
     for name, rule in (("token", TOKEN), ("block", BLOCK)):
         stops = (Fraction(0), Fraction(1, 2))
-        exact = all(emitted_law(case, Scheme(rule, stop_below=stop)) == target_law(case) for case in cases for stop in stops)
-        yield Verdict(f"enumeration, {name} rule", exact, f"{len(cases)} random worlds, laws equal as rationals, early stop included")
-    caught = [name for name, fault in FAULTS.items() if any(emitted_law(case, fault) != target_law(case) for case in cases)]
+        exact = all(
+            emitted_law(case, Scheme(rule, stop_below=stop)) == target_law(case) for case in cases for stop in stops
+        )
+        yield Verdict(
+            f"enumeration, {name} rule",
+            exact,
+            f"{len(cases)} random worlds, laws equal as rationals, early stop included",
+        )
+    caught = [
+        name for name, fault in FAULTS.items() if any(emitted_law(case, fault) != target_law(case) for case in cases)
+    ]
     missed = ", ".join(FAULTS.keys() - caught)
-    yield Verdict("planted faults, enumeration", not missed, f"{len(caught)} of {len(FAULTS)} rejected" + (f"; missed: {missed}" if missed else ""))
+    yield Verdict(
+        "planted faults, enumeration",
+        not missed,
+        f"{len(caught)} of {len(FAULTS)} rejected" + (f"; missed: {missed}" if missed else ""),
+    )
 
 
 def identities(family: Family, names: Sequence[str], chosen_rules: Sequence[str], greedy: bool) -> Iterator[Verdict]:
     """Greedy ids equal plain decoding; coupled ids depend on the seed alone. Bitwise, so in float32 only."""
     if family.target.dtype != torch.float32:
-        yield Verdict("identities", True, f"skipped: {family.target.dtype} rounds differently in blocks of different length")
+        yield Verdict(
+            "identities", True, f"skipped: {family.target.dtype} rounds differently in blocks of different length"
+        )
         return
     prompts = [family.encode("Write three short sentences about the sea."), family.encode(PROMPT, chat=False)]
     wanted = [("greedy", rule, SamplingParams(temperature=0)) for rule in chosen_rules if greedy]
@@ -87,8 +115,15 @@ def identities(family: Family, names: Sequence[str], chosen_rules: Sequence[str]
     for what, rule, params in wanted:
         request = Request(max_new_tokens=32, sampling=params, rule=rule, seed=11, candidates=0)
         for name in names:
-            equal = all(_ids(family, prompt, Arm(name, 4), request) == _ids(family, prompt, Arm("plain", 0), request) for prompt in prompts)
-            yield Verdict(f"{what} identity, {rule} rule, {name}", equal, f"{len(prompts)} prompts, 32 ids, γ = 4, against plain decoding")
+            equal = all(
+                _ids(family, prompt, Arm(name, 4), request) == _ids(family, prompt, Arm("plain", 0), request)
+                for prompt in prompts
+            )
+            yield Verdict(
+                f"{what} identity, {rule} rule, {name}",
+                equal,
+                f"{len(prompts)} prompts, 32 ids, γ = 4, against plain decoding",
+            )
 
 
 def restricted(family: Family) -> Bench:

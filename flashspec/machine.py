@@ -13,10 +13,12 @@ def describe(model: Any) -> dict[str, str]:
     """Device, threads and versions, as words."""
     cuda = model.device.type == "cuda"
     return {
-        "device": torch.cuda.get_device_name(model.device) if cuda else f"{_processor()}, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name(model.device)
+        if cuda
+        else f"{_processor()}, {torch.get_num_threads()} threads",
         "dtype": str(model.dtype).removeprefix("torch."),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "transformers": transformers.__version__,
         "system": platform.system(),
     }

@@ -16,6 +16,7 @@ SCHEMA = 1
 MAX_TRACE_BYTES = 64 * 2**20
 
 Verdict = Literal["accepted", "rejected", "discarded"]  # discarded: drafted behind the rejected token
+NextKind = Literal["replacement", "bonus"]
 StopReason = Literal["eos", "stop string", "length", "context"]
 
 
@@ -62,7 +63,7 @@ class NextToken:
     text: str
     piece: str
     p: float
-    kind: Literal["replacement", "bonus"]
+    kind: NextKind
     candidates: tuple[Candidate, ...] = ()
 
 
@@ -188,11 +189,14 @@ def trace_from_json(data: bytes | str) -> Trace:
         version = msgspec.json.decode(data, type=_Version).schema
         if version != SCHEMA:
             raise ValueError(
-                f"This trace has schema version {version}; this FlashSpec reads version {SCHEMA}. Record it again or update FlashSpec."
+                f"This trace has schema version {version}; this FlashSpec reads version {SCHEMA}. "
+                "Record it again or update FlashSpec."
             )
         return msgspec.json.decode(data, type=Trace)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"This file is not a FlashSpec trace ({error}). Choose a trace.json saved by FlashSpec.") from None
+        raise ValueError(
+            f"This file is not a FlashSpec trace ({error}). Choose a trace.json saved by FlashSpec."
+        ) from None
 
 
 class _Version(msgspec.Struct):

@@ -47,12 +47,18 @@ class SamplingParams:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose {wanted}.")
         for token, bias in self.logit_bias.items():
             if token < 0 or math.isnan(bias) or bias == math.inf:
-                raise ValueError(f"logit_bias {token}: {bias} is not usable; give a token id and a finite number or -inf.")
+                raise ValueError(
+                    f"logit_bias {token}: {bias} is not usable; give a token id and a finite number or -inf."
+                )
 
     @property
     def adjusts(self) -> bool:
         """Whether `adjust` does anything."""
-        return bool(self.logit_bias) or (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+        return bool(self.logit_bias) or (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (
+            1,
+            0,
+            0,
+        )
 
 
 def adjust(logits: Tensor, params: SamplingParams, context: Sequence[int], prompt: int, block: Sequence[int]) -> Tensor:

@@ -131,7 +131,7 @@ def probe(model: Any, name: str) -> None:
         again = cached.read(wanted, keep=2)
         with torch.inference_mode():
             fresh = model(input_ids=torch.tensor([wanted], device=model.device), use_cache=False).logits[:, -2:]
-    except (ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError, KeyError) as error:
+    except Exception as error:  # a model with another kind of state fails in ways of its own
         raise ValueError(f"{refusal} ({type(error).__name__}: {error})") from error
     off = (again.float() - fresh.float()).abs().max() / fresh.float().std().clamp(min=1e-6)
     if not off < (1e-2 if again.dtype == torch.float32 else 0.3):

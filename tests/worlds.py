@@ -16,7 +16,9 @@ from flashspec.records import Arm, Round
 from flashspec.target import CachedModel
 
 
-def llama(vocabulary: int = 97, layers: int = 2, seed: int = 0, context: int = 1024, sharp: float = 60.0, **more: Any) -> LlamaForCausalLM:
+def llama(
+    vocabulary: int = 97, layers: int = 2, seed: int = 0, context: int = 1024, sharp: float = 60.0, **more: Any
+) -> LlamaForCausalLM:
     """A random Llama whose logits are spread enough for its choices to matter."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -31,19 +33,26 @@ def llama(vocabulary: int = 97, layers: int = 2, seed: int = 0, context: int = 1
 class ScriptedModel:
     """A `LanguageModel` whose next logits are a function of the context, and which counts its reads."""
 
-    def __init__(self, next_logits: Callable[[tuple[int, ...]], Tensor], vocabulary: int, context: int = 10_000) -> None:
+    def __init__(
+        self, next_logits: Callable[[tuple[int, ...]], Tensor], vocabulary: int, context: int = 10_000
+    ) -> None:
         self.name, self.vocabulary, self.context_length = "scripted", vocabulary, context
         self.tokens: list[int] = []
         self.reads = 0
         self._next = next_logits
 
     def held(self, tokens: Sequence[int]) -> int:
-        return next((i for i, (a, b) in enumerate(zip(self.tokens, tokens, strict=False)) if a != b), min(len(self.tokens), len(tokens)))
+        return next(
+            (i for i, (a, b) in enumerate(zip(self.tokens, tokens, strict=False)) if a != b),
+            min(len(self.tokens), len(tokens)),
+        )
 
     def read(self, tokens: Sequence[int], keep: int = 1) -> Tensor:
         self.reads += 1
         self.tokens = list(tokens)
-        return torch.stack([self._next(tuple(tokens[:end])) for end in range(len(tokens) - keep + 1, len(tokens) + 1)])[None]
+        return torch.stack([self._next(tuple(tokens[:end])) for end in range(len(tokens) - keep + 1, len(tokens) + 1)])[
+            None
+        ]
 
     def cut(self, length: int) -> None:
         self.tokens = self.tokens[:length]
@@ -90,7 +99,9 @@ class ByteTokenizer:
         return 257
 
 
-def decoder(target: Any, drafters: dict[str, Any] | None = None, eos: Sequence[int] = (), tokenizer: Any = None) -> SpeculativeDecoder:
+def decoder(
+    target: Any, drafters: dict[str, Any] | None = None, eos: Sequence[int] = (), tokenizer: Any = None
+) -> SpeculativeDecoder:
     """A decoder with plain, lookup and the given model drafters (LanguageModels)."""
     named = {name: ModelDrafter(model, target.vocabulary) for name, model in (drafters or {}).items()}
     return SpeculativeDecoder(
@@ -98,7 +109,9 @@ def decoder(target: Any, drafters: dict[str, Any] | None = None, eos: Sequence[i
     )
 
 
-def run(engine: SpeculativeDecoder, prompt: Sequence[int], request: Request, drafter: str = "plain", gamma: int = 4) -> list[Round]:
+def run(
+    engine: SpeculativeDecoder, prompt: Sequence[int], request: Request, drafter: str = "plain", gamma: int = 4
+) -> list[Round]:
     return list(engine.rounds(prompt, request, Fixed(Arm(drafter, 0 if drafter == "plain" else gamma))))
 
 

@@ -22,7 +22,9 @@ def early_exit(model: Any, layers: int) -> Any:
         raise ValueError(f"{type(model).__name__} does not keep its layers in a list, so it has no early exit.")
     blocks = getattr(base, name)
     if not 1 <= layers < len(blocks):
-        raise ValueError(f"Early exit after {layers} layers is not possible; choose 1 to {len(blocks) - 1} for this target.")
+        raise ValueError(
+            f"Early exit after {layers} layers is not possible; choose 1 to {len(blocks) - 1} for this target."
+        )
     config = copy.deepcopy(model.config)
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:layers]
@@ -39,6 +41,10 @@ def early_exit(model: Any, layers: int) -> Any:
 def _shallow(module: Any, config: Any) -> Any:
     """A copy of the module object alone: parameters and children are the same objects, the tables naming them are new."""
     view = copy.copy(module)
-    view._modules, view._parameters, view._buffers = dict(module._modules), dict(module._parameters), dict(module._buffers)
+    view._modules, view._parameters, view._buffers = (
+        dict(module._modules),
+        dict(module._parameters),
+        dict(module._buffers),
+    )
     view.config = config
     return view

@@ -26,7 +26,9 @@ class Entry:
 
 FAMILIES = {
     "embedded": Entry("tiny", ("nano",), "26 M target and 7 M drafter shipped with FlashSpec; runs offline at once"),
-    "smollm2-135m": Entry("smollm2-135m", ("tiny", "nano"), "SmolLM2-135M-Instruct with the embedded models as drafters"),
+    "smollm2-135m": Entry(
+        "smollm2-135m", ("tiny", "nano"), "SmolLM2-135M-Instruct with the embedded models as drafters"
+    ),
 }
 EMBEDDED = ("tiny", "nano")
 HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
@@ -75,7 +77,9 @@ class Family:
     def decoder(self) -> SpeculativeDecoder:
         """A decoder with empty caches for one run or one conversation."""
         target, *models = self.cached()
-        return SpeculativeDecoder(target, drafters(models, target.vocabulary), self.tokenizer, self.eos, self.target.device)
+        return SpeculativeDecoder(
+            target, drafters(models, target.vocabulary), self.tokenizer, self.eos, self.target.device
+        )
 
     def cached(self) -> list[CachedModel]:
         """The target, its model drafters and its early exit, each with an empty cache."""
@@ -121,7 +125,9 @@ def load_family(
     models = {}
     for drafter in drafters:
         if (off := tokenizers.difference(tokenizer, load_tokenizer(drafter))) is not None:
-            raise ValueError(f"{drafter} cannot draft for {target}: their tokenizers differ ({off}). Choose a drafter of the same family.")
+            raise ValueError(
+                f"{drafter} cannot draft for {target}: their tokenizers differ ({off}). Choose a drafter of the same family."
+            )
         model = load_model(drafter, device)
         probe(model, drafter)
         models[Path(drafter).name if Path(drafter).exists() else drafter] = model
@@ -191,7 +197,9 @@ def _source(name: str) -> str:
             raise ValueError(f"{name} is not on this machine; run “flashspec pull {name}” once.")
         return str(found)
     if name.count("/") != 1:
-        raise ValueError(f"There is no model {name!r}; give a folder, a hub id such as owner/name, or one of {', '.join((*EMBEDDED, *HUB_IDS))}.")
+        raise ValueError(
+            f"There is no model {name!r}; give a folder, a hub id such as owner/name, or one of {', '.join((*EMBEDDED, *HUB_IDS))}."
+        )
     return name
 
 

@@ -50,6 +50,8 @@ def load_packed(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     missing, unexpected = model.load_state_dict(unpack(folder / WEIGHTS), strict=False)
     tied = set(getattr(model, "all_tied_weights_keys", None) or model._tied_weights_keys or ())
     if unexpected or set(missing) - tied:
-        raise ValueError(f"{folder / WEIGHTS} does not fit its config.json: missing {missing}, unexpected {unexpected}.")
+        raise ValueError(
+            f"{folder / WEIGHTS} does not fit its config.json: missing {missing}, unexpected {unexpected}."
+        )
     model.tie_weights()
     return model.eval().requires_grad_(False)

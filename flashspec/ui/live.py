@@ -1,7 +1,8 @@
 """One run of the engine as a stream of small JSON messages for the page. Knows no Gradio.
 
 A message: {"run", "seq", "rounds", "totals", "done", "error"}. `seq` counts from 0 within a run; a round is
-{"i", "arm", "drafted": [[text, piece, verdict, id, p, q, threshold, uniform], …], "next": [text, piece, kind, id, p] | null, "stop"}.
+{"i", "arm", "rule", "stop",
+ "drafted": [[text, piece, verdict, id, p, q, threshold, uniform], …], "next": [text, piece, kind, id, p] | null}.
 """
 
 from __future__ import annotations
@@ -56,14 +57,18 @@ def start(controls: Controls) -> Iterator[Round]:
         if value is None:
             raise ValueError(f"{name} is empty; enter a number.")
     if controls.max_new_tokens > MAX_TOKENS:
-        raise ValueError(f"{controls.max_new_tokens} tokens are more than this page gives; choose at most {MAX_TOKENS}.")
+        raise ValueError(
+            f"{controls.max_new_tokens} tokens are more than this page gives; choose at most {MAX_TOKENS}."
+        )
     if controls.gamma < 0:
         raise ValueError("The draft length is negative; choose 0 (no drafting) or more.")
     sampling = SamplingParams(temperature=controls.temperature, top_p=controls.top_p)
     request = Request(int(controls.max_new_tokens), sampling, controls.rule, int(controls.seed))
     loaded = family(controls.family)
     if controls.drafter not in loaded.drafters:
-        raise ValueError(f"{controls.family} has no drafter “{controls.drafter}”; choose among {', '.join(loaded.drafters)}.")
+        raise ValueError(
+            f"{controls.family} has no drafter “{controls.drafter}”; choose among {', '.join(loaded.drafters)}."
+        )
     arm = Arm(controls.drafter, 0 if controls.drafter == "plain" else int(controls.gamma))
     return loaded.decoder().rounds(loaded.encode(controls.prompt), request, Fixed(arm))
 
@@ -105,9 +110,12 @@ def wire(round: Round) -> dict[str, Any]:
         "arm": str(round.arm),
         "rule": round.rule,
         "drafted": [
-            [d.text, d.piece, d.verdict, d.id, _short(d.p), _short(d.q), _short(d.threshold), _short(d.uniform)] for d in round.drafted
+            [d.text, d.piece, d.verdict, d.id, _short(d.p), _short(d.q), _short(d.threshold), _short(d.uniform)]
+            for d in round.drafted
         ],
-        "next": [round.next.text, round.next.piece, round.next.kind, round.next.id, _short(round.next.p)] if round.next else None,
+        "next": [round.next.text, round.next.piece, round.next.kind, round.next.id, _short(round.next.p)]
+        if round.next
+        else None,
         "stop": round.stop,
     }
 

@@ -35,14 +35,18 @@ def build(family: str = "embedded") -> gr.Blocks:
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as demo:
         gr.HTML(HEADER, apply_default_css=False)
         with gr.Row(elem_classes="fs-controls"):
-            prompt = gr.Textbox(EXAMPLES[0], label="Prompt", lines=4, max_lines=8, scale=3, elem_id="prompt", max_length=live.MAX_PROMPT)
+            prompt = gr.Textbox(
+                EXAMPLES[0], label="Prompt", lines=4, max_lines=8, scale=3, elem_id="prompt", max_length=live.MAX_PROMPT
+            )
             with gr.Column(scale=2, min_width=260):
                 with gr.Row():
                     drafter = gr.Dropdown(default, value=default[-1], label="Drafter", elem_id="drafter", min_width=180)
                     rule = gr.Dropdown(list(RULES), value="block", label="Rule", elem_id="rule", min_width=100)
                 with gr.Row():
                     gamma = gr.Slider(0, 8, 3, step=1, label="Draft length γ", elem_id="gamma", min_width=130)
-                    temperature = gr.Slider(0, 2, 0.7, step=0.05, label="Temperature", elem_id="temperature", min_width=130)
+                    temperature = gr.Slider(
+                        0, 2, 0.7, step=0.05, label="Temperature", elem_id="temperature", min_width=130
+                    )
         gr.Examples([[text] for text in EXAMPLES], prompt, label="Try", elem_id="examples")
         with gr.Row(elem_classes="fs-buttons"):
             generate = gr.Button("Generate", variant="primary", elem_id="generate")
@@ -75,7 +79,7 @@ def build(family: str = "embedded") -> gr.Blocks:
             show_progress_on=[generate],
             api_visibility="private",
         )
-        stop.click(None, cancels=run, js="() => document.querySelector('#live').dispatchEvent(new Event('stopped'))")
+        stop.click(None, cancels=run)
     return demo
 
 

@@ -97,7 +97,11 @@ def matches(choices: Array, ids: Array) -> Array:
 
 TOKEN = Rule(ratios, leading, residual)
 BLOCK = Rule(block_thresholds, last, block_residual)
-RULES: dict[str, Rule | None] = {"token": TOKEN, "block": BLOCK, "coupled": None}  # None: judged by choices, not by uniforms
+RULES: dict[str, Rule | None] = {
+    "token": TOKEN,
+    "block": BLOCK,
+    "coupled": None,
+}  # None: judged by choices, not by uniforms
 
 
 # ------------------------------------------------------------------------------------------------ indexing both kinds of array

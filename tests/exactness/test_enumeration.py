@@ -12,7 +12,11 @@ from flashspec.exactness import FAULTS, Case, Scheme, distance, emitted_law, out
 from flashspec.verifiers import reference, rules
 from flashspec.verifiers.rules import BLOCK, TOKEN
 
-CASES = [random_case(seed, vocabulary, gamma) for vocabulary, gamma in ((2, 1), (3, 1), (3, 2), (2, 3), (4, 2)) for seed in range(12)]
+CASES = [
+    random_case(seed, vocabulary, gamma)
+    for vocabulary, gamma in ((2, 1), (3, 1), (3, 2), (2, 3), (4, 2))
+    for seed in range(12)
+]
 SOME = [random_case(seed, 3, 2) for seed in range(10)]
 
 
@@ -68,7 +72,9 @@ def test_block_rule_facts() -> None:
 
 def test_one_hot_drafts_make_the_rules_equal() -> None:
     for case in SOME:
-        certain = case._replace(q={c: tuple(Fraction(v == law.index(max(law))) for v in range(3)) for c, law in case.q.items()})
+        certain = case._replace(
+            q={c: tuple(Fraction(v == law.index(max(law))) for v in range(3)) for c, law in case.q.items()}
+        )
         assert emitted_law(certain, Scheme(TOKEN)) == emitted_law(certain, Scheme(BLOCK)) == target_law(certain)
         assert mean_accepted(certain, TOKEN) == mean_accepted(certain, BLOCK)
 
@@ -117,7 +123,9 @@ def test_float_tensors_follow_the_rationals() -> None:
             tensors = [torch.tensor(a.astype(float), dtype=torch.float32) for a in (p, q)]
             for rule in (TOKEN, BLOCK):
                 exact = rule.thresholds(p, q, array).astype(float)
-                assert torch.allclose(rule.thresholds(*tensors, torch.tensor(array)), torch.tensor(exact, dtype=torch.float32), atol=1e-5)
+                assert torch.allclose(
+                    rule.thresholds(*tensors, torch.tensor(array)), torch.tensor(exact, dtype=torch.float32), atol=1e-5
+                )
                 for tau in range(case.gamma + 1):
                     weights = rule.replacement(p, q, array, np.array([tau])).astype(float)
                     found = rule.replacement(*tensors, torch.tensor(array), torch.tensor([tau]))

@@ -40,16 +40,23 @@ class Hopping:
 def test_greedy_ids_equal_plain_decoding(embedded, gamma) -> None:
     for prompt in PROMPTS:
         inputs = torch.tensor([embedded.encode(prompt)])
-        wanted = embedded.target.generate(inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=24)[0, inputs.shape[1] :].tolist()
+        wanted = embedded.target.generate(
+            inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=24
+        )[0, inputs.shape[1] :].tolist()
         for rule in ("token", "block", "coupled"):
             request = Request(max_new_tokens=24, sampling=SamplingParams(temperature=0), rule=rule, seed=gamma)
             for name in embedded.drafters if rule == "block" else ("nano",):
-                assert text(embedded, prompt, Arm(name, gamma if name != "plain" else 0), request) == wanted, (name, rule)
+                assert text(embedded, prompt, Arm(name, gamma if name != "plain" else 0), request) == wanted, (
+                    name,
+                    rule,
+                )
 
 
 def test_coupled_text_depends_on_the_seed_alone(embedded) -> None:
     for seed in (1, 2):
-        request = Request(max_new_tokens=24, sampling=SamplingParams(temperature=0.8, top_p=0.9), rule="coupled", seed=seed)
+        request = Request(
+            max_new_tokens=24, sampling=SamplingParams(temperature=0.8, top_p=0.9), rule="coupled", seed=seed
+        )
         wanted = text(embedded, PROMPTS[0], Arm("plain", 0), request)
         for name in embedded.drafters:
             for gamma in (1, 5):
@@ -59,7 +66,10 @@ def test_coupled_text_depends_on_the_seed_alone(embedded) -> None:
 
 
 def test_plain_decoding_is_the_same_under_every_rule(embedded) -> None:
-    texts = [text(embedded, PROMPTS[0], Arm("plain", 0), Request(max_new_tokens=16, rule=rule, seed=4)) for rule in ("token", "block", "coupled")]
+    texts = [
+        text(embedded, PROMPTS[0], Arm("plain", 0), Request(max_new_tokens=16, rule=rule, seed=4))
+        for rule in ("token", "block", "coupled")
+    ]
     assert texts[0] == texts[1] == texts[2]
 
 
@@ -68,7 +78,9 @@ def test_low_precision_first_difference_is_a_near_tie(embedded) -> None:
     from flashspec.models.catalog import load_family, load_model  # a second copy: the shared one stays float32
 
     family = load_family("embedded", drafters=())
-    family = type(family)(**{**vars(family), "target": load_model("tiny").bfloat16(), "models": {"nano": load_model("nano").bfloat16()}})
+    family = type(family)(
+        **{**vars(family), "target": load_model("tiny").bfloat16(), "models": {"nano": load_model("nano").bfloat16()}}
+    )
     request = Request(max_new_tokens=48, sampling=SamplingParams(temperature=0))
     plain, spec = (text(family, PROMPTS[0], arm, request) for arm in (Arm("plain", 0), Arm("nano", 4)))
     at = next((i for i, (a, b) in enumerate(zip(plain, spec, strict=True)) if a != b), None)
@@ -88,7 +100,15 @@ WARPS = {
     "frequency penalty": {"frequency_penalty": 2.0},
     "negative frequency penalty": {"frequency_penalty": -2.0},
     "bias": {"logit_bias": {5: 6.0, 6: -float("inf")}},
-    "all": {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.2, "presence_penalty": 0.3, "logit_bias": {7: 2.0}},
+    "all": {
+        "temperature": 0.9,
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.02,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "logit_bias": {7: 2.0},
+    },
 }
 
 
@@ -108,7 +128,9 @@ def test_every_warp_reaches_every_position(name, greedy) -> None:
     if not (greedy and truncation):  # the likeliest token survives every truncation
         assert ids(run(engine, prompt, bare)) != wanted
     for rule in ("token", "block"):
-        output = ids(run(engine, prompt, Request(max_new_tokens=40, sampling=request.sampling, rule=rule, seed=3), "same", 4))
+        output = ids(
+            run(engine, prompt, Request(max_new_tokens=40, sampling=request.sampling, rule=rule, seed=3), "same", 4)
+        )
         model = CachedModel(llama(seed=0, sharp=20.0), "again")
         for i, token in enumerate(output):
             context = [*prompt, *output[:i]]

@@ -15,18 +15,37 @@ from flashspec.sampling import SamplingParams
 
 SAMPLES = 10_000
 VOCABULARY = 5
-CELLS = [("block", "nano", 0.7), ("block", "nano", 1.3), ("token", "nano", 1.0), ("block", "lookup-else-nano", 1.0), ("coupled", "early-exit", 1.3)]
+CELLS = [
+    ("block", "nano", 0.7),
+    ("block", "nano", 1.3),
+    ("token", "nano", 1.0),
+    ("block", "lookup-else-nano", 1.0),
+    ("coupled", "early-exit", 1.3),
+]
 LIMIT = ALPHA / (5 * len(CELLS))
 
 
 def small_bench(spread: float = 1.5) -> Bench:
     target = ScriptedModel(random_logits(VOCABULARY, 1, spread), VOCABULARY)
-    return Bench(target, {"draft": ModelDrafter(ScriptedModel(random_logits(VOCABULARY, 2, spread), VOCABULARY), VOCABULARY)}, (1, 2))
+    return Bench(
+        target,
+        {"draft": ModelDrafter(ScriptedModel(random_logits(VOCABULARY, 2, spread), VOCABULARY), VOCABULARY)},
+        (1, 2),
+    )
 
 
-def smallest_p(bench: Bench, rule: str = "token", gamma: int = 2, tokens: int = 3, temperature: float = 0.7, truth: Bench | None = None) -> float:
+def smallest_p(
+    bench: Bench,
+    rule: str = "token",
+    gamma: int = 2,
+    tokens: int = 3,
+    temperature: float = 0.7,
+    truth: Bench | None = None,
+) -> float:
     params = SamplingParams(temperature=temperature, top_p=0.95)
-    texts = bench.sample(Arm("draft", gamma), Request(max_new_tokens=tokens, sampling=params, rule=rule, seed=7), SAMPLES)
+    texts = bench.sample(
+        Arm("draft", gamma), Request(max_new_tokens=tokens, sampling=params, rule=rule, seed=7), SAMPLES
+    )
     if impossible(truth or bench, texts, params):
         return 0.0
     return min(result.p_value for result in gate(truth or bench, texts, params))
@@ -67,7 +86,12 @@ class WrongQ(SpeculativeDecoder):
 
 @pytest.mark.parametrize(
     "fault",
-    ["replacement from p, not the residual", "block rule stops at the first failure", "block rule without clipping", "last accepted token overwritten, no bonus"],
+    [
+        "replacement from p, not the residual",
+        "block rule stops at the first failure",
+        "block rule without clipping",
+        "last accepted token overwritten, no bonus",
+    ],
 )
 def test_planted_faults_fail_the_gate(fault) -> None:
     with planted(fault) as rule:
@@ -91,15 +115,24 @@ def test_reused_noise_is_caught(monkeypatch) -> None:
     uniforms, exponentials = rng.uniforms, rng.exponentials
 
     def by_position(seed, position, count):
-        return torch.cat([uniforms(seed, position + i, 1) for i in range(count)], -1) if count else uniforms(seed, position, 0)
+        return (
+            torch.cat([uniforms(seed, position + i, 1) for i in range(count)], -1)
+            if count
+            else uniforms(seed, position, 0)
+        )
 
     def draft_by_position(seed, position, vocabulary, purpose, offset=0):
         return exponentials(seed, position + offset if purpose == rng.DRAFT else position, vocabulary, purpose)
 
-    assert smallest_p(small_bench(2.5), "block", gamma=3, tokens=4) >= LIMIT
+    # The target is a fair coin. A first draft of 0 has P_1 = 1/2, the second, drawn from q = p, then fails with u_2 > 1/2; after the
+    # replacement 1 the drafter says 0 again, to be accepted with u <= 1/2: never, if that u is u_2.
+    coin, biased = torch.tensor([0.5, 0.5, 0.0]).log(), torch.tensor([0.98, 0.02, 0.0]).log()
+    draft = ScriptedModel(lambda context: coin if context[-1] == 0 else biased, 3)
+    bench = Bench(ScriptedModel(lambda context: coin, 3), {"draft": ModelDrafter(draft, 3)}, (1, 2))
+    assert smallest_p(bench, "block") >= LIMIT
     monkeypatch.setattr(rng, "uniforms", by_position)
     monkeypatch.setattr(rng, "exponentials", draft_by_position)
-    assert smallest_p(small_bench(2.5), "block", gamma=3, tokens=4) < LIMIT
+    assert smallest_p(bench, "block") < LIMIT
 
 
 def test_the_statistics_have_the_right_level() -> None:

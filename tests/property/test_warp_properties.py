@@ -7,7 +7,12 @@ from flashspec.sampling import SamplingParams, warp
 rows = st.lists(st.integers(-4, 4), min_size=1, max_size=40)  # integers, so that ties are common
 
 
-@given(rows, st.sampled_from([1, 2, 5, 39, 40, 41, 10**6]), st.sampled_from([0.0, 1e-9, 0.3, 0.9, 1.0]), st.sampled_from([0.3, 1.0, 2.0]))
+@given(
+    rows,
+    st.sampled_from([1, 2, 5, 39, 40, 41, 10**6]),
+    st.sampled_from([0.0, 1e-9, 0.3, 0.9, 1.0]),
+    st.sampled_from([0.3, 1.0, 2.0]),
+)
 def test_truncation_keeps_ties_and_the_maximum(row, top_k, top_p, temperature) -> None:
     logits = torch.tensor([row], dtype=torch.float32)
     p = warp(logits, SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p))[0]

@@ -10,7 +10,13 @@ from flashspec.verifiers.rules import BLOCK, TOKEN
 def judge(p, q, ids, rule="token", seed=0, temperature=1.0):
     logits = torch.tensor([p]).log()
     return reference.verify(
-        logits, torch.tensor([ids]), torch.tensor([q]), SamplingParams(temperature=temperature), rule, rng.seeds(seed), torch.tensor([3])
+        logits,
+        torch.tensor([ids]),
+        torch.tensor([q]),
+        SamplingParams(temperature=temperature),
+        rule,
+        rng.seeds(seed),
+        torch.tensor([3]),
     )
 
 
@@ -43,7 +49,13 @@ def test_bad_rows_are_flagged_and_do_not_crash(bad) -> None:
     logits = torch.zeros(2, 3, 5)
     logits[1, 1, 2] = bad
     verdict = reference.verify(
-        logits, torch.zeros(2, 2, dtype=torch.int64), torch.full((2, 2, 5), 0.2), SamplingParams(), "block", torch.tensor([1, 1]), torch.tensor([4, 4])
+        logits,
+        torch.zeros(2, 2, dtype=torch.int64),
+        torch.full((2, 2, 5), 0.2),
+        SamplingParams(),
+        "block",
+        torch.tensor([1, 1]),
+        torch.tensor([4, 4]),
     )
     assert verdict.usable.tolist() == [True, False]
 

@@ -19,7 +19,10 @@ from flashspec.sampling import SamplingParams, adjust, has_usable_rows, warp
         ({"top_k": 5}, [TopKLogitsWarper(5)]),
         ({"top_p": 0.8}, [TopPLogitsWarper(0.8)]),
         ({"min_p": 0.1}, [MinPLogitsWarper(0.1)]),
-        ({"top_k": 40, "top_p": 0.6, "min_p": 0.05}, [TopKLogitsWarper(40), TopPLogitsWarper(0.6), MinPLogitsWarper(0.05)]),
+        (
+            {"top_k": 40, "top_p": 0.6, "min_p": 0.05},
+            [TopKLogitsWarper(40), TopPLogitsWarper(0.6), MinPLogitsWarper(0.05)],
+        ),
     ],
 )
 def test_warp_matches_transformers_processors(temperature, params, warpers) -> None:
@@ -37,7 +40,9 @@ def test_long_nucleus_equals_full_sort() -> None:
     logits = torch.randn(3, 20_000, generator=torch.Generator().manual_seed(2))
     theirs = TopPLogitsWarper(0.95)(None, logits).softmax(-1)
     ours = warp(logits, SamplingParams(top_p=0.95))
-    assert ((ours > 0).sum(-1) - (theirs > 0).sum(-1)).abs().max() <= 1  # one entry at the edge, by rounding of the sums
+    assert (
+        (ours > 0).sum(-1) - (theirs > 0).sum(-1)
+    ).abs().max() <= 1  # one entry at the edge, by rounding of the sums
     assert torch.allclose(ours, theirs, atol=1e-5)
 
 
@@ -89,5 +94,7 @@ def test_bad_settings_get_a_sentence(bad) -> None:
 
 
 def test_unusable_rows_are_found() -> None:
-    rows = torch.tensor([[0.0, 1.0], [0.0, float("nan")], [float("inf"), 0.0], [-float("inf")] * 2, [-float("inf"), 0.0]])
+    rows = torch.tensor(
+        [[0.0, 1.0], [0.0, float("nan")], [float("inf"), 0.0], [-float("inf")] * 2, [-float("inf"), 0.0]]
+    )
     assert has_usable_rows(rows[:, None]).tolist() == [True, False, False, False, True]

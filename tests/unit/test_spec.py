@@ -9,7 +9,10 @@ SPEC = (ROOT / "SPEC.md").read_text(encoding="utf-8")
 
 def requirements(spec: str) -> dict[str, list[str]]:
     parts = re.split(r"^\*\*(R\d+)\.?", spec, flags=re.MULTILINE)[1:]
-    return {name: re.findall(r"^Test: `(.+?)`", body, re.MULTILINE) for name, body in zip(parts[::2], parts[1::2], strict=True)}
+    return {
+        name: re.findall(r"^Test: `(.+?)`", body, re.MULTILINE)
+        for name, body in zip(parts[::2], parts[1::2], strict=True)
+    }
 
 
 def missing(spec: str) -> list[str]:
@@ -20,7 +23,11 @@ def missing(spec: str) -> list[str]:
         for test in tests:
             path, _, name = test.partition("::")
             file = ROOT / path
-            if not (file.name.startswith("test_") and file.exists() and re.search(rf"^def {name}\(", file.read_text(encoding="utf-8"), re.MULTILINE)):
+            if not (
+                file.name.startswith("test_")
+                and file.exists()
+                and re.search(rf"^def {name}\(", file.read_text(encoding="utf-8"), re.MULTILINE)
+            ):
                 gaps.append(f"{requirement} names {test}, which is not there")
     return gaps
 

@@ -1,0 +1,58 @@
+"""Integer parameters that shape arrays: B, γ (0 and 1 included), V, for every rule."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashspec.sampling import SamplingParams
+from flashspec.verifiers import reference
+
+RULES = st.sampled_from(["token", "block", "coupled"])
+
+
+def inputs(batch, gamma, vocabulary, one_hot, seed, dtype):
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(batch, gamma + 1, vocabulary, generator=generator) * 2).to(dtype)
+    ids = torch.randint(0, vocabulary, (batch, gamma), generator=generator)
+    q = torch.randn(batch, gamma, vocabulary, generator=generator).softmax(-1)
+    if one_hot:
+        q = torch.nn.functional.one_hot(ids, vocabulary).float()
+    keys = torch.randint(-(2**62), 2**62, (batch,), generator=generator)
+    places = torch.randint(0, 10_000, (batch,), generator=generator)
+    return logits, ids, q, keys, places
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 4), st.integers(0, 6), st.integers(1, 70), st.booleans(), st.integers(0, 10**6), RULES,
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]), st.sampled_from([0.0, 0.7, 1.0]), st.sampled_from([0.5, 1.0]),
+)  # fmt: skip
+def test_a_batch_equals_each_request_alone(
+    batch, gamma, vocabulary, one_hot, seed, rule, dtype, temperature, top_p
+) -> None:
+    logits, ids, q, keys, places = inputs(batch, gamma, vocabulary, one_hot, seed, dtype)
+    params = SamplingParams(temperature=temperature, top_p=top_p)
+    together = reference.verify(logits, ids, q, params, rule, keys, places)
+    assert ((together.tau >= 0) & (together.tau <= gamma)).all()
+    assert ((together.next_token >= 0) & (together.next_token < vocabulary)).all()
+    for b in range(batch):
+        one = slice(b, b + 1)
+        alone = reference.verify(logits[one], ids[one], q[one], params, rule, keys[one], places[one])
+        assert int(together.tau[b]) == int(alone.tau)
+        assert int(together.next_token[b]) == int(alone.next_token)
+        assert float(together.p[b, int(alone.tau), int(alone.next_token)]) > 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 5), st.integers(2, 40), st.integers(0, 10**6), RULES)
+def test_greedy_accepts_exactly_the_argmax_prefix(gamma, vocabulary, seed, rule) -> None:
+    logits, _, _, keys, places = inputs(1, gamma, vocabulary, True, seed, torch.float32)
+    best = logits.argmax(-1)
+    wrong_at = seed % (gamma + 1)
+    ids = best[:, :gamma].clone()
+    if wrong_at < gamma:
+        ids[0, wrong_at] = (ids[0, wrong_at] + 1) % vocabulary
+    q = torch.nn.functional.one_hot(ids, vocabulary).float()
+    verdict = reference.verify(logits, ids, q, SamplingParams(temperature=0), rule, keys, places)
+    assert int(verdict.tau) == wrong_at
+    assert int(verdict.next_token) == int(best[0, wrong_at])

@@ -1,0 +1,131 @@
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+
+from flashspec.ui import live
+from flashspec.ui.live import Controls, messages, start
+
+BASE = Controls("Name three fruits.", "embedded", "nano", 3, "block", 0.7, 1.0, 24, 0)
+
+
+def output(stream) -> str:
+    """The text that a browser would assemble."""
+    text = ""
+    for message in map(json.loads, stream):
+        for round in message["rounds"]:
+            text += "".join(d[1] for d in round["drafted"]) + (round["next"][1] if round["next"] else "")
+    return text
+
+
+def test_messages_are_numbered_and_complete() -> None:
+    received = [json.loads(message) for message in messages(BASE)]
+    assert [message["seq"] for message in received] == list(range(len(received)))
+    assert len({message["run"] for message in received}) == 1
+    rounds = [round for message in received for round in message["rounds"]]
+    assert [round["i"] for round in rounds] == list(range(len(rounds)))
+    assert received[-1]["done"]
+    assert "error" not in received[-1]
+    assert received[-1]["totals"]["tokens"] == 24
+
+
+def test_messages_are_batched() -> None:
+    """Twelve a second at most: with a clock that stands still there are two, the empty one and the last."""
+    assert len(list(messages(BASE, clock=lambda: 0.0))) == 2
+
+
+def test_messages_stay_small() -> None:
+    received = list(messages(BASE))
+    assert sum(map(len, received)) / 24 < 400  # bytes a token
+
+
+def test_every_control_reaches_the_engine(monkeypatch) -> None:
+    seen = {}
+
+    class Spy:
+        def rounds(self, prompt, request, policy):
+            seen.update(prompt=prompt, request=request, arm=policy.select())
+            return iter(())
+
+    loaded = live.family("embedded")
+    monkeypatch.setattr(type(loaded), "decoder", lambda self: Spy())
+    start(Controls("Hello", "embedded", "lookup", 5, "coupled", 0.3, 0.8, 17, 99))
+    assert seen["prompt"] == loaded.encode("Hello")
+    assert seen["arm"] == ("lookup", 5)
+    request = seen["request"]
+    assert (request.rule, request.max_new_tokens, request.seed) == ("coupled", 17, 99)
+    assert (request.sampling.temperature, request.sampling.top_p) == (0.3, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"prompt": ""}, "prompt is empty"),
+        ({"prompt": "x" * 5000}, "shorten it"),
+        ({"temperature": -1}, "temperature is -1"),
+        ({"drafter": "oracle"}, "no drafter"),
+        ({"family": "giant"}, "no family"),
+        ({"rule": "magic"}, "no rule"),
+        ({"gamma": -1}, "draft length is negative"),
+        ({"max_new_tokens": 0}, "at least 1"),
+        ({"max_new_tokens": 10**6}, "at most"),
+        ({"seed": None}, "Seed is empty"),
+    ],
+)
+def test_bad_controls_become_a_message(change, sentence) -> None:
+    last = json.loads(list(messages(replace(BASE, **change)))[-1])
+    assert last["done"]
+    assert sentence in last["error"]
+
+
+def test_an_error_keeps_what_was_written(monkeypatch) -> None:
+    def breaks(controls, begin=start):
+        for count, round in enumerate(begin(controls)):
+            if count == 4:
+                raise ValueError("The weights broke; reload them.")
+            yield round
+
+    monkeypatch.setattr(live, "start", breaks)
+    received = [json.loads(message) for message in messages(BASE)]
+    assert received[-1]["error"] == "The weights broke; reload them."
+    assert sum(len(message["rounds"]) for message in received) == 4
+
+
+def test_the_wall_clock_ends_a_run() -> None:
+    ticks = iter(range(0, 10**6, 50))
+    received = [json.loads(message) for message in messages(BASE, clock=lambda: float(next(ticks)))]
+    assert "limit of this page" in received[-1]["error"]
+
+
+def test_closing_ends_the_run(monkeypatch) -> None:
+    closed = threading.Event()
+
+    def watched(controls, begin=start):
+        try:
+            yield from begin(controls)
+        finally:
+            closed.set()
+
+    monkeypatch.setattr(live, "start", watched)
+    stream = messages(replace(BASE, max_new_tokens=500), clock=iter(range(10**6)).__next__)
+    for _ in range(3):
+        next(stream)
+    stream.close()
+    assert closed.is_set()
+
+
+def test_two_sessions_equal_each_alone() -> None:
+    one, two = replace(BASE, seed=1), replace(BASE, seed=2, drafter="lookup-else-nano", prompt="Write a poem.")
+    alone = [output(messages(controls)) for controls in (one, two)]
+    streams = [messages(one, clock=iter(range(10**6)).__next__), messages(two, clock=iter(range(10**6)).__next__)]
+    mixed: list[list[str]] = [[], []]
+    running = {0, 1}
+    while running:
+        for k in list(running):
+            message = next(streams[k], None)
+            if message is None:
+                running.remove(k)
+            else:
+                mixed[k].append(message)
+    assert [output(m) for m in mixed] == alone
