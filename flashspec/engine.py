@@ -22,7 +22,8 @@ from flashspec.records import Candidate, Drafted, NextKind, NextToken, Round, Se
 from flashspec.sampling import SamplingParams, adjust, has_usable_rows, warp
 from flashspec.target import LanguageModel
 from flashspec.text import Labels, TextStream
-from flashspec.verifiers import reference
+from flashspec.verifiers.base import UNUSABLE_ROW, Draft, Grounds, Settings, Verifier
+from flashspec.verifiers.reference import ReferenceVerifier
 from flashspec.verifiers.rules import RULES
 
 CONTINUOUS_USE = 2  # tokens that a drafter in continuous use has to read: the last drafted one and the bonus
@@ -38,7 +39,7 @@ class Request:
     seed: int = 0
     stop: tuple[str, ...] = ()
     stop_below: float = 0.0  # end a block after a drafted token whose q is below this
-    candidates: int = 6  # entries of p, q and residual recorded for each token; 0 for none
+    candidates: int = 6  # entries of p, q and residual recorded for each token; 0 for none, which costs least
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -52,11 +53,19 @@ class Request:
 
 
 class Block(NamedTuple):
-    """What was drafted: the ids and, for each, the distribution it was drawn from (one-hot where it was certain)."""
+    """What was drafted: the ids and the distributions they were drawn from."""
 
     ids: list[int]
-    q: Tensor  # [1, γ, V] float32
+    q: Tensor | None  # [1, γ, V] float32; None where every token was certain (lookup, greedy): q is one-hot
     caught_up: int
+
+
+class Outcome(NamedTuple):
+    """What the host reads of a verdict, and its grounds where they are recorded."""
+
+    tau: int
+    token: int
+    grounds: Grounds | None
 
 
 class SpeculativeDecoder:
@@ -69,13 +78,15 @@ class SpeculativeDecoder:
         tokenizer: Any,
         eos: Iterable[int],
         device: Any = "cpu",
-    ):
+        verifier: Verifier | None = None,
+    ) -> None:
         self.target = target
         self.drafters = drafters
         self.tokenizer = tokenizer
         self.labels = Labels(tokenizer)
         self.eos = frozenset(eos)
         self.device = torch.device(device)
+        self.verifier = verifier or ReferenceVerifier()
 
     def rounds(self, prompt: Sequence[int], request: Request, policy: Policy) -> Iterator[Round]:
         """Generate behind `prompt`, one Round at a time; the last one says why it stopped.
@@ -95,15 +106,17 @@ class SpeculativeDecoder:
             clock = _Clock(self.device)
 
             block = self._draft(arm.drafter, committed, len(prompt), gamma, request, seed, position, clock)
-            verdict, tau, token = self._verify(block, committed, len(prompt), request, seed, position, clock)
-            emitted, pieces, stop = self._cut([*block.ids[:tau], token], text, budget - generated, request)
+            outcome = self._verify(block, committed, len(prompt), request, seed, position, clock)
+            emitted, pieces, stop = self._cut(
+                [*block.ids[: outcome.tau], outcome.token], text, budget - generated, request
+            )
             committed += emitted
             self.target.cut(len(committed) - 1)
-            tokens = self._describe(block, verdict, tau, token, len(emitted), pieces, request.candidates)
+            tokens = self._describe(block, outcome, len(emitted), pieces, request.candidates)
             clock.lap("other")
             round = Round(
-                index, int(position), arm, gamma, request.rule, reference.BACKEND, *tokens,
-                tau=min(tau, len(emitted)), caught_up=block.caught_up, seconds=clock.seconds(),
+                index, int(position), arm, gamma, request.rule, self.verifier.name, *tokens,
+                tau=min(outcome.tau, len(emitted)), caught_up=block.caught_up, seconds=clock.seconds(),
                 stop="context" if stop == "length" and budget < request.max_new_tokens else stop, indices=indices,
             )  # fmt: skip
             policy.update(round)
@@ -137,7 +150,7 @@ class SpeculativeDecoder:
         """Let drafter `name` fill a block of up to `gamma` tokens; sample them and keep the q of each."""
         params, caught_up = request.sampling, 0
         ids: list[int] = []
-        rows: list[Tensor] = []
+        rows: list[Tensor | None] = []  # q of each token, None where it is one-hot
         if gamma > 0:
             drafter = self.drafters[name]
             caught_up = drafter.catch_up(committed)
@@ -147,25 +160,40 @@ class SpeculativeDecoder:
             if proposal is None:
                 break
             if isinstance(proposal, int):
-                token, row = proposal, _one_hot(proposal, self.target.vocabulary, self.device)
+                token, row = proposal, None
             else:
                 if not has_usable_rows(proposal[None, None]):
                     raise ValueError(
                         f"The drafter {name} gave logits that are not finite; load it in float32 or choose another."
                     )
-                row = warp(adjust(proposal[None].float(), params, committed + ids, prompt, ()), params)  # [1, V]
-                if request.rule == "coupled":
-                    noise = rng.exponentials(seed, position + len(ids), row.shape[-1], rng.RACE)
-                else:
-                    noise = rng.exponentials(seed, position, row.shape[-1], rng.DRAFT, offset=len(ids))
-                token = int(rng.race(row, noise))
+                logits = adjust(proposal[None].float(), params, committed + ids, prompt, ())
+                token, row = self._sample(logits, request, seed, position, offset=len(ids))
             ids.append(token)
             rows.append(row)
-            if token in self.eos or ends_block(row[0, token], request.stop_below):
+            if token in self.eos or (row is not None and ends_block(row[0, token], request.stop_below)):
                 break  # decided after the token was drawn, and the token is kept: that leaves the law as it is
-        q = torch.stack(rows, 1) if rows else torch.empty(1, 0, self.target.vocabulary, device=self.device)
+        q = None
+        if any(row is not None for row in rows):
+            vocabulary = self.target.vocabulary
+            dense = [
+                _one_hot(id, vocabulary, self.device) if row is None else row for id, row in zip(ids, rows, strict=True)
+            ]
+            q = torch.stack(dense, 1)
         clock.lap("draft")
         return Block(ids, q, caught_up)
+
+    def _sample(
+        self, logits: Tensor, request: Request, seed: Tensor, position: Tensor, offset: int
+    ) -> tuple[int, Tensor | None]:
+        """A token from the drafter's logits [1, V], and the distribution q [1, V] it was really drawn from (None: one-hot)."""
+        if request.sampling.temperature == 0:
+            return int(logits.argmax(-1)), None
+        row = warp(logits, request.sampling)
+        if request.rule == "coupled":  # the noise with which the target will choose at that position
+            noise = rng.exponentials(seed, position + offset, row.shape[-1], rng.RACE)
+        else:
+            noise = rng.exponentials(seed, position, row.shape[-1], rng.DRAFT, offset)
+        return int(rng.race(row, noise)), row
 
     def _verify(
         self,
@@ -176,21 +204,25 @@ class SpeculativeDecoder:
         seed: Tensor,
         position: Tensor,
         clock: _Clock,
-    ) -> tuple[reference.Verdict, int, int]:
-        """One target forward and one judgement: (verdict, tau, next token), read by the host once."""
-        raw = self.target.read([*committed, *block.ids], keep=len(block.ids) + 1).float()  # [1, γ+1, V]
+    ) -> Outcome:
+        """One target forward and one judgement, of which the host reads the tokens, tau and status at once."""
+        raw = self.target.read([*committed, *block.ids], keep=len(block.ids) + 1)  # [1, γ+1, V]
+        if request.sampling.adjusts:
+            raw = adjust(raw[0].float(), request.sampling, committed, prompt, block.ids)[None]
         clock.lap("target")
-        logits = adjust(raw[0], request.sampling, committed, prompt, block.ids)[None]
-        ids = torch.tensor([block.ids], dtype=torch.int64, device=self.device)
-        verdict = reference.verify(logits, ids, block.q, request.sampling, request.rule, seed, position)
-        outcome = torch.cat((verdict.tau, verdict.next_token, verdict.usable.long()))
-        tau, token, usable = (int(number) for number in outcome.tolist())
+        draft = Draft(torch.tensor([block.ids], dtype=torch.int64, device=self.device), block.q)
+        settings = Settings.of(request.sampling, 1, self.device)
+        verdict = self.verifier.verify(raw, draft, settings, request.rule, seed, position)
+        *tokens, tau, status = torch.cat((verdict.tokens[0], verdict.tau, verdict.status)).tolist()
         clock.lap("verify")
-        if not usable:
+        if status & UNUSABLE_ROW:
             raise ValueError(
                 f"{self.target.name} gave logits that are not finite; load it in float32 or check its weights."
             )
-        return verdict, tau, token
+        grounds = verdict.grounds
+        if grounds is None and request.candidates:
+            grounds = ReferenceVerifier().verify(raw, draft, settings, request.rule, seed, position).grounds
+        return Outcome(tau, tokens[tau], grounds)
 
     def _cut(
         self, tokens: list[int], text: TextStream, room: int, request: Request
@@ -216,43 +248,33 @@ class SpeculativeDecoder:
         return emitted, pieces, stop
 
     def _describe(
-        self,
-        block: Block,
-        verdict: reference.Verdict,
-        tau: int,
-        token: int,
-        emitted: int,
-        pieces: list[str],
-        width: int,
+        self, block: Block, outcome: Outcome, emitted: int, pieces: list[str], width: int
     ) -> tuple[tuple[Drafted, ...], NextToken | None]:
         """Everything that the page shows about a round, as plain numbers."""
-        p, q = verdict.p[0], block.q[0]
-        gamma = len(block.ids)
-        columns = torch.tensor(block.ids, dtype=torch.int64, device=p.device)[:, None]
-        p_x, q_x = p[:gamma].gather(1, columns)[:, 0].tolist(), q.gather(1, columns)[:, 0].tolist()
-        uniforms, thresholds = verdict.uniforms[0].tolist(), verdict.thresholds[0].tolist()
+        tau, token, grounds = outcome
+        gamma, kept = len(block.ids), min(tau, emitted)
+        drawn: list[dict[str, Any]] = [{} for _ in block.ids]
+        next_p, next_candidates = None, ()
+        if grounds is not None:
+            p, q = grounds.p[0], grounds.q[0]
+            columns = torch.tensor(block.ids, dtype=torch.int64, device=p.device)[:, None]
+            p_x, q_x = p[:gamma].gather(1, columns)[:, 0].tolist(), q.gather(1, columns)[:, 0].tolist()
+            uniforms, thresholds = grounds.uniforms[0].tolist(), grounds.thresholds[0].tolist()
+            for i, id in enumerate(block.ids):
+                drawn[i] = {"p": p_x[i], "q": q_x[i], "candidates": self._candidates(width, id, p[i], q[i])}
+                if uniforms:
+                    drawn[i] |= {"threshold": thresholds[i], "uniform": uniforms[i]}
+            residual = grounds.weights[0] / grounds.weights[0].sum() if tau < gamma and uniforms else None
+            next_p = float(p[tau, token])
+            next_candidates = self._candidates(width, token, p[tau], q[tau] if tau < gamma else None, residual)
         drafted = []
-        for i, drawn in enumerate(block.ids):
-            fate: Verdict = "accepted" if i < min(tau, emitted) else "rejected" if i == tau else "discarded"
-            drafted.append(
-                Drafted(
-                    drawn,
-                    self.labels(drawn),
-                    pieces[i] if i < min(tau, emitted) else "",
-                    p_x[i],
-                    q_x[i],
-                    thresholds[i] if uniforms else None,
-                    uniforms[i] if uniforms else None,
-                    fate,
-                    self._candidates(width, drawn, p[i], q[i]),
-                )
-            )
+        for i, id in enumerate(block.ids):
+            fate: Verdict = "accepted" if i < kept else "rejected" if i == tau else "discarded"
+            drafted.append(Drafted(id, self.labels(id), pieces[i] if i < kept else "", fate, **drawn[i]))
         if emitted <= tau:
             return tuple(drafted), None
-        residual = verdict.weights[0] / verdict.weights[0].sum() if tau < gamma and uniforms else None
-        candidates = self._candidates(width, token, p[tau], q[tau] if tau < gamma else None, residual)
         kind: NextKind = "replacement" if tau < gamma else "bonus"
-        return tuple(drafted), NextToken(token, self.labels(token), pieces[tau], float(p[tau, token]), kind, candidates)
+        return tuple(drafted), NextToken(token, self.labels(token), pieces[tau], kind, next_p, next_candidates)
 
     def _candidates(
         self, width: int, token: int, p: Tensor, q: Tensor | None, residual: Tensor | None = None

@@ -42,16 +42,16 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Drafted:
-    """A drafted token and its fate."""
+    """A drafted token and its fate. The numbers are None where the request recorded none (`candidates` = 0 on a GPU)."""
 
     id: int
     text: str  # how to show the token itself
     piece: str  # the output text that it released, empty unless emitted
-    p: float
-    q: float
-    threshold: float | None  # position passes when uniform <= threshold; None for the coupled rule
-    uniform: float | None
     verdict: Verdict
+    p: float | None = None
+    q: float | None = None
+    threshold: float | None = None  # the position passes when uniform <= threshold; None for the coupled rule
+    uniform: float | None = None
     candidates: tuple[Candidate, ...] = ()
 
 
@@ -62,8 +62,8 @@ class NextToken:
     id: int
     text: str
     piece: str
-    p: float
     kind: NextKind
+    p: float | None = None
     candidates: tuple[Candidate, ...] = ()
 
 

@@ -1,72 +1,60 @@
-"""Verification in PyTorch, on whatever device the logits are, without reading anything back to the host.
-
-One call judges a block: raw (already penalised) target logits and the draft in, tau and the next token out.
-"""
+"""Verification in PyTorch, on whatever device the logits are, without reading anything back to the host: the law."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from flashspec import rng
-from flashspec.sampling import SamplingParams, has_usable_rows, warp
+from flashspec.sampling import warp
 from flashspec.verifiers import rules
-
-BACKEND = "torch"
-
-
-class Verdict(NamedTuple):
-    """What was decided, and on what grounds. All tensors stay on the device of the logits."""
-
-    tau: Tensor  # [B] int64, drafted tokens accepted
-    next_token: Tensor  # [B] int64, replacement (tau < γ) or bonus (tau = γ)
-    usable: Tensor  # [B] bool, False where a target row is NaN, +inf or all -inf: tau and next_token mean nothing
-    p: Tensor  # [B, γ+1, V] float32, the target's distributions
-    thresholds: Tensor  # [B, γ] float32, position i passes when uniforms <= thresholds
-    uniforms: Tensor  # [B, γ] float32; both are [B, 0] for the coupled rule, which draws none
-    weights: Tensor  # [B, V] float32, unnormalised law of the next token
+from flashspec.verifiers.base import BAD_ID, UNUSABLE_ROW, Draft, Grounds, Settings, Verdict
 
 
-def verify(
-    logits: Tensor,
-    ids: Tensor,
-    q: Tensor,
-    params: SamplingParams,
-    rule: str,
-    seed: Tensor,
-    position: Tensor,
-) -> Verdict:
-    """Judge one drafted block per request.
+class ReferenceVerifier:
+    """Runs the formulas of `rules` on tensors. See `base.Verifier` for shapes."""
 
-    logits   [B, γ+1, V] any float type, target logits after penalties, row i predicts the token behind ids[:, :i]
-    ids      [B, γ] int64, drafted tokens; γ may be 0
-    q        [B, γ, V] float32, the distribution each token was drawn from (one-hot rows for one-hot drafts)
-    rule     "token", "block" or "coupled" (`rules`, formulas and papers there)
-    seed     [B] int64;  position [B] int64: absolute index of the first drafted token
-    """
-    p = warp(logits, params)
-    batch, gamma = ids.shape
-    judge = rules.RULES[rule]
-    if judge is None:
-        noise = [rng.exponentials(seed, position + i, p.shape[-1], rng.RACE) for i in range(gamma + 1)]
-        tau, next_token = coupled(p, ids, torch.stack(noise, 1))
-        weights = rules.row(p, tau)
-        thresholds = uniforms = p.new_empty(batch, 0)
-    else:
-        uniforms = rng.uniforms(seed, position, gamma)
-        if gamma:
-            thresholds = judge.thresholds(p, q, ids)
-            tau = judge.accepted(uniforms <= thresholds)
-            weights = judge.replacement(p, q, ids, tau)
-            # p equal to q up to rounding and still rejected: nothing positive is left, so p itself is drawn from.
-            weights = torch.where(weights.amax(-1, keepdim=True) > 0, weights, rules.row(p, tau))
+    name = "torch"
+
+    def verify(
+        self, logits: Tensor, draft: Draft, settings: Settings, rule: str, seed: Tensor, position: Tensor
+    ) -> Verdict:
+        vocabulary = logits.shape[-1]
+        p, ids = _warped(logits, settings), draft.ids
+        gamma = ids.shape[1]
+        offsets = torch.arange(gamma + 1, device=ids.device)
+        count = torch.full_like(position, gamma) if draft.num_draft is None else draft.num_draft.long()  # [B]
+        there = offsets[:-1] < count[:, None]  # [B, γ]
+        valid = there & (ids >= 0) & (ids < vocabulary)
+        ids = torch.where(valid, ids, 0)
+        # An invalid draft has q = 0 everywhere: its ratio is 0, it is rejected, and no residual is taken from it.
+        q = _dense(draft, ids, settings, vocabulary) * valid[..., None]
+        judge = rules.RULES[rule]
+        if judge is None:
+            noise = [rng.exponentials(seed, position + i, vocabulary, rng.RACE) for i in range(gamma + 1)]
+            tau, next_token = coupled(p, torch.where(valid, ids, -1), torch.stack(noise, 1))
+            thresholds = uniforms = p.new_empty(len(p), 0)
+            weights = rules.row(p, tau)
         else:
+            uniforms = rng.uniforms(seed, position, gamma)
             tau, weights, thresholds = torch.zeros_like(position), p[:, 0], uniforms
-        noise = rng.exponentials(seed, position + tau, p.shape[-1], rng.RACE)
-        next_token = rng.race(weights, noise)
-    return Verdict(tau, next_token, has_usable_rows(logits), p, thresholds, uniforms, weights)
+            if gamma:
+                thresholds = (
+                    judge.thresholds(p, q, ids) if draft.num_draft is None else _ragged(judge, p, q, ids, count)
+                )
+                tau = judge.accepted((uniforms <= thresholds) & valid)
+                weights = judge.replacement(p, q, ids, tau)
+                # p equal to q up to rounding and still rejected: nothing positive is left, so p itself is drawn from.
+                weights = torch.where(weights.amax(-1, keepdim=True) > 0, weights, rules.row(p, tau))
+            noise_row = rng.exponentials(seed, position + tau, vocabulary, rng.RACE)
+            next_token = rng.race(weights, noise_row)
+        tokens = torch.where(offsets < tau[:, None], torch.nn.functional.pad(ids, (0, 1)), -1)
+        tokens = torch.where(offsets == tau[:, None], next_token[:, None], tokens)
+        # A row counts where a drafted token was judged by it or the next token drawn from it.
+        counts = (offsets < count[:, None]) | (offsets == tau[:, None])
+        unusable = (counts & ~torch.isfinite(logits.amax(-1))).any(-1)
+        status = unusable * UNUSABLE_ROW + (there & ~valid).any(-1) * BAD_ID
+        return Verdict(tokens, tau, status, Grounds(p, q, thresholds, uniforms, weights))
 
 
 def coupled(p: Tensor, ids: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,3 +65,29 @@ def coupled(p: Tensor, ids: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     choices = rng.race(p, noise)  # [B, γ+1]
     tau = rules.leading(rules.matches(choices, ids))
     return tau, rules.pick(choices, tau[:, None])[:, 0]
+
+
+def _warped(logits: Tensor, settings: Settings) -> Tensor:
+    """[B, n, V] logits -> [B, n, V] probabilities, each request with its own settings."""
+    if len(settings.requests) == 1:
+        return warp(logits, settings.requests[0])
+    return torch.stack([warp(rows, settings.request(b)) for b, rows in enumerate(logits)])
+
+
+def _dense(draft: Draft, ids: Tensor, settings: Settings, vocabulary: int) -> Tensor:
+    """q as [B, γ, V] float32, whatever form the draft has."""
+    if draft.q is not None:
+        return draft.q
+    if draft.logits is not None:
+        return _warped(draft.logits, settings)
+    return torch.zeros(*ids.shape, vocabulary, device=ids.device).scatter_(-1, ids[..., None], 1.0)
+
+
+def _ragged(judge: rules.Rule, p: Tensor, q: Tensor, ids: Tensor, count: Tensor) -> Tensor:
+    """Thresholds of blocks of different length: each request alone, as its last position depends on where its block ends."""
+    thresholds = torch.zeros(ids.shape, device=p.device)
+    for b, n in enumerate(count.tolist()):
+        if n:
+            one = slice(b, b + 1)
+            thresholds[one, :n] = judge.thresholds(p[one, : n + 1], q[one, :n], ids[one, :n])
+    return thresholds

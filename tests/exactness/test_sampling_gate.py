@@ -80,6 +80,8 @@ class WrongQ(SpeculativeDecoder):
 
     def _draft(self, *arguments) -> Block:
         block = super()._draft(*arguments)
+        if block.q is None:
+            return block
         flat = block.q.sqrt()
         return block._replace(q=flat / flat.sum(-1, keepdim=True))
 

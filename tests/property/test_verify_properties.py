@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashspec.sampling import SamplingParams
-from flashspec.verifiers import reference
+from flashspec.verifiers.base import Draft, Settings
+from flashspec.verifiers.reference import ReferenceVerifier
 
 RULES = st.sampled_from(["token", "block", "coupled"])
 
@@ -22,6 +23,10 @@ def inputs(batch, gamma, vocabulary, one_hot, seed, dtype):
     return logits, ids, q, keys, places
 
 
+def verify(logits, ids, q, params, rule, keys, places):
+    return ReferenceVerifier().verify(logits, Draft(ids, q), Settings.of(params, len(ids), "cpu"), rule, keys, places)
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     st.integers(1, 4), st.integers(0, 6), st.integers(1, 70), st.booleans(), st.integers(0, 10**6), RULES,
@@ -32,15 +37,16 @@ def test_a_batch_equals_each_request_alone(
 ) -> None:
     logits, ids, q, keys, places = inputs(batch, gamma, vocabulary, one_hot, seed, dtype)
     params = SamplingParams(temperature=temperature, top_p=top_p)
-    together = reference.verify(logits, ids, q, params, rule, keys, places)
+    together = verify(logits, ids, q, params, rule, keys, places)
     assert ((together.tau >= 0) & (together.tau <= gamma)).all()
-    assert ((together.next_token >= 0) & (together.next_token < vocabulary)).all()
+    assert (together.tokens < vocabulary).all()
+    assert torch.equal((together.tokens >= 0).sum(-1), together.tau + 1)
     for b in range(batch):
         one = slice(b, b + 1)
-        alone = reference.verify(logits[one], ids[one], q[one], params, rule, keys[one], places[one])
-        assert int(together.tau[b]) == int(alone.tau)
-        assert int(together.next_token[b]) == int(alone.next_token)
-        assert float(together.p[b, int(alone.tau), int(alone.next_token)]) > 0
+        alone = verify(logits[one], ids[one], q[one], params, rule, keys[one], places[one])
+        assert torch.equal(together.tokens[b], alone.tokens[0])
+        tau = int(alone.tau)
+        assert float(together.grounds.p[b, tau, int(alone.tokens[0, tau])]) > 0
 
 
 @settings(max_examples=60, deadline=None)
@@ -53,6 +59,6 @@ def test_greedy_accepts_exactly_the_argmax_prefix(gamma, vocabulary, seed, rule)
     if wrong_at < gamma:
         ids[0, wrong_at] = (ids[0, wrong_at] + 1) % vocabulary
     q = torch.nn.functional.one_hot(ids, vocabulary).float()
-    verdict = reference.verify(logits, ids, q, SamplingParams(temperature=0), rule, keys, places)
+    verdict = verify(logits, ids, q, SamplingParams(temperature=0), rule, keys, places)
     assert int(verdict.tau) == wrong_at
-    assert int(verdict.next_token) == int(best[0, wrong_at])
+    assert int(verdict.tokens[0, wrong_at]) == int(best[0, wrong_at])

@@ -121,9 +121,9 @@ def test_markup_is_shown_as_text(page) -> None:
     from flashspec.ui.live import wire
 
     evil = "<img src=x onerror='window.__evil = 1'><b>bold</b>"
-    drafted = Drafted(1, evil, evil, 0.5, 0.5, 1.0, 0.2, "accepted")
+    drafted = Drafted(1, evil, evil, "accepted", 0.5, 0.5, 1.0, 0.2)
     round = Round(
-        0, 5, Arm(evil, 1), 1, "token", "torch", (drafted,), NextToken(2, evil, evil, 0.5, "bonus"), 1, 1, Seconds()
+        0, 5, Arm(evil, 1), 1, "token", "torch", (drafted,), NextToken(2, evil, evil, "bonus", 0.5), 1, 1, Seconds()
     )
     message = {
         "run": "evil",
