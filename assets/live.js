@@ -46,7 +46,7 @@ function ending(message) {
     context: "The model's context is full.",
     "stop string": "A stop string was reached.",
   };
-  return `${why[last?.stop] ?? "Done."} ${message.totals.tokens} tokens in ${message.totals.seconds.toFixed(2)} s.`;
+  return `${why[last?.stop] ?? "Done."} Verified by ${last?.backend ?? "nobody"}. ${message.totals.tokens} tokens in ${message.totals.seconds.toFixed(2)} s.`;
 }
 
 function reset(run) {
@@ -130,7 +130,8 @@ function select(index) {
 
 const indexOf = (event) => event.target.closest?.(".fs-strip .fs-token")?.dataset.index;
 
-element.addEventListener("pointerover", (event) => { if (indexOf(event)) select(Number(indexOf(event))); });
+// pointermove and not pointerover: scrolling by keyboard moves tokens under a pointer at rest.
+element.addEventListener("pointermove", (event) => { if (indexOf(event) && indexOf(event) !== String(state.selected)) select(Number(indexOf(event))); });
 element.addEventListener("click", (event) => { if (indexOf(event)) select(Number(indexOf(event))); });
 element.addEventListener("change", (event) => {
   if (event.target.dataset.show) element.classList.toggle("fs-hide-rejected", !event.target.checked);

@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     generate.add_argument("--gamma", type=int, default=3, help="draft length (default 3)")
     generate.add_argument("--rule", default="block", help="token, block or coupled (default block)")
+    generate.add_argument("--verifier", default="auto", help="auto (Triton on a GPU), torch or triton")
     generate.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
     generate.add_argument("--seed", type=int, default=0)
     generate.add_argument(
@@ -129,7 +130,7 @@ def _generate(options: argparse.Namespace) -> int:
     drafter = options.drafter or next((name for name in family.drafters if name.startswith("lookup-else-")), "lookup")
     if drafter not in family.drafters:
         raise ValueError(f"{family.name} has no drafter {drafter!r}; choose among {', '.join(family.drafters)}.")
-    decoder = family.decoder()
+    decoder = family.decoder(options.verifier)
     arm = Arm(drafter, 0 if drafter == "plain" else options.gamma)
     rounds: list[Round] = []
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
@@ -139,7 +140,7 @@ def _generate(options: argparse.Namespace) -> int:
             print("".join(_paint(round, colour, not options.hide_rejected)), end="", flush=True)
     finally:
         print("\n")
-        _print_totals(totals(rounds), arm, request, rounds[-1].stop if rounds else None)
+        _print_totals(totals(rounds), arm, request, rounds[-1].stop if rounds else None, decoder.verifier.name)
         if options.save and rounds:
             trace = Trace(
                 family.name, prompt, len(ids), _settings(request, arm), describe(family.target), tuple(rounds)
@@ -202,7 +203,7 @@ def _styled(kind: str, text: str, colour: bool) -> str:
     return f"[{glyph}{text}]" if glyph == "×" else text
 
 
-def _print_totals(total: Totals, arm: object, request: Request, stop: str | None) -> None:
+def _print_totals(total: Totals, arm: object, request: Request, stop: str | None, verifier: str) -> None:
     if total.rate is None:
         return
     acceptance = (
@@ -210,7 +211,9 @@ def _print_totals(total: Totals, arm: object, request: Request, stop: str | None
         if total.acceptance is None
         else f"{total.accepted} of {total.drafted} drafted tokens accepted ({total.acceptance:.0%})"
     )
-    print(f"{arm}, {request.rule} rule, T = {request.sampling.temperature:g}; ended by: {stop or 'interruption'}")
+    print(
+        f"{arm}, {request.rule} rule, T = {request.sampling.temperature:g}, verified by {verifier}; ended by: {stop or 'interruption'}"
+    )
     print(f"{total.tokens} tokens in {total.seconds:.2f} s: {total.rate:.1f} tokens/s")
     print(f"{total.rounds} target passes, {total.tokens_per_round:.2f} tokens each; {acceptance}")
 

@@ -44,10 +44,9 @@ def search(row, V, wanted, top, scale, floor, BITS: tl.constexpr, BY_MASS: tl.co
     lane = tl.arange(0, BLOCK)
     prefix = tl.full((), 0, tl.int64)
     for step in tl.static_range((BITS + 1) // 2):
-        shift: tl.constexpr = 30 - 2 * step
-        one = prefix + (1 << shift)
-        two = prefix + (2 << shift)
-        three = prefix + (3 << shift)
+        one = prefix + (1 << (30 - 2 * step))
+        two = prefix + (2 << (30 - 2 * step))
+        three = prefix + (3 << (30 - 2 * step))
         at_one = tl.zeros([BLOCK], dtype=tl.float32)
         at_two = at_one
         at_three = at_one

@@ -197,8 +197,9 @@ def drafted_tokens(
     """What the tests need and the statistics do not give: ids, their scaled logits (for PROBABILITIES log2 q), uniforms."""
     test = tl.arange(0, GP)
     is_drafted = test < drafted
-    ids = tl.load(ids_ptr + b * G + test, mask=is_drafted, other=-1).to(tl.int32)
-    valid = is_drafted & (ids >= 0) & (ids < V)
+    given = tl.load(ids_ptr + b * G + test, mask=is_drafted, other=-1)
+    valid = is_drafted & (given >= 0) & (given < V)
+    ids = tl.where(valid, given, -1).to(tl.int32)
     x = tl.load(target_b + test * target_row + ids, mask=valid, other=NEG_INF).to(tl.float32)
     if DRAFT == ONE_HOT:
         y = tl.zeros([GP], dtype=tl.float32)
@@ -277,7 +278,7 @@ def surplus(
 
 @triton.jit
 def race(
-    target, draft, V, first, step, seed, position, target_scale, draft_scale, target_lse, draft_lse, log_prefix,
+    target, draft, V, first, step, seed, position, target_scale, draft_scale, target_lse, draft_lse, prefix,
     target_threshold, draft_threshold, rejected, raw, greedy, TILES: tl.constexpr, DRAFT: tl.constexpr, TRUNCATE: tl.constexpr,
 ):  # fmt: skip
     """This program's share (tiles first, first + step, …) of a race over one row -> packed winner.
@@ -327,7 +328,7 @@ def race(
                 key = tl.where(key == key, key, POS_INF)
             else:
                 p = tl.exp2(x - target_lse)
-                weight = tl.exp2(x - target_lse + log_prefix) - q
+                weight = p * prefix - q
                 positive = weight > 0.0
                 key = tl.where(positive, weight, -noise) / tl.where(positive, noise, p)
             key = tl.where(inside & (key == key), key, NEG_INF)
@@ -478,9 +479,9 @@ def verify_kernel(
                 passed = (u <= tl.exp2(log_ratio)) & valid
                 tau = tl.min(tl.where((test < drafted) & (passed == 0), test, drafted), axis=0)
         raw = (tau == drafted) | greedy
-        log_kept = tl.full((), 0.0, tl.float32)  # log2 P_tau of the block rule
+        kept = tl.full((), 1.0, tl.float32)  # P_tau of the block rule, P_0 = 1
         if BLOCK_RULE:
-            log_kept = at(log_prefix, tau - 1, test)  # nothing stands at -1: P_0 = 1
+            kept = tl.where(tau > 0, at(prefix, tau - 1, test), 1.0)
         row = tl.minimum(tau, G - 1)
         target_threshold = 0.0
         draft_threshold = 0.0
@@ -489,8 +490,8 @@ def verify_kernel(
             draft_threshold = tl.load(draft_threshold_ptr + b * G + row)
         packed = race(
             target_b + tau.to(tl.int64) * target_row, draft_b + row.to(tl.int64) * draft_row, V, j, P, seed, position + tau, target_scale,
-            draft_scale, at(target_lse, tau, test), at(draft_lse, tau, test), log_kept, target_threshold, draft_threshold,
-            tl.load(ids_ptr + b * G + row).to(tl.int32), raw, greedy, TILES, DRAFT, TRUNCATE,
+            draft_scale, at(target_lse, tau, test), at(draft_lse, tau, test), kept, target_threshold, draft_threshold,
+            tl.max(tl.where(test == row, ids, -1), axis=0), raw, greedy, TILES, DRAFT, TRUNCATE,
         )  # fmt: skip
         tl.store(key_ptr + b * P + j, packed)
         tl.debug_barrier()
@@ -553,7 +554,7 @@ def choose_kernel(
             threshold = tl.load(target_threshold_ptr + b * R + r)
         row = target_ptr + b * target_batch + r.to(tl.int64) * target_row
         packed = race(
-            row, row, V, s, S, tl.load(seed_ptr + b), tl.load(position_ptr + b) + r, scale, scale, 0.0, 0.0, 0.0, threshold, threshold,
+            row, row, V, s, S, tl.load(seed_ptr + b), tl.load(position_ptr + b) + r, scale, scale, 0.0, 0.0, 1.0, threshold, threshold,
             -1, greedy == greedy, greedy, TILES, ONE_HOT, TRUNCATE,
         )  # fmt: skip
         tl.store(key_ptr + (b * R + r) * S + s, packed)
@@ -565,8 +566,8 @@ def choose_kernel(
         keys = (b * R + position)[:, None] * S + share[None, :]
         packed = tl.max(tl.load(key_ptr + keys, mask=there, other=-9223372036854775807, cache_modifier=".cg"), axis=1)
         choice = tl.minimum(index_of(packed), V - 1)
-        ids = tl.load(ids_ptr + b * G + position, mask=position < drafted, other=-1).to(tl.int32)
-        tau = tl.min(tl.where((position < drafted) & (choice != ids), position, drafted), axis=0)
+        ids = tl.load(ids_ptr + b * G + position, mask=position < drafted, other=-1)
+        tau = tl.min(tl.where((position < drafted) & (choice.to(tl.int64) != ids), position, drafted), axis=0)
         tl.store(tokens_ptr + b * R + position, tl.where(position <= tau, choice, -1).to(tl.int64), mask=position <= G)
         tl.store(tau_ptr + b, tau)
         unusable = tl.max((is_unusable(packed) & ((position < drafted) | (position == tau))).to(tl.int32), axis=0) > 0

@@ -6,11 +6,15 @@ import torch
 from torch import Tensor
 
 
-def eager(logits: Tensor, draft_logits: Tensor, ids: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Token rule from raw logits: [B, γ+1, V], [B, γ, V], [B, γ], [B] -> tokens [B, γ+1], tau [B]."""
+def eager(
+    logits: Tensor, draft_logits: Tensor, ids: Tensor, temperature: Tensor, top_p: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Token rule from raw logits: [B, γ+1, V], [B, γ, V], [B, γ], [B] -> tokens [B, γ+1], tau [B]. top_p by sorting."""
     gamma = ids.shape[1]
     p = torch.softmax(logits.float() / temperature[:, None, None], -1)
     q = torch.softmax(draft_logits.float() / temperature[:, None, None], -1)
+    if top_p < 1:
+        p, q = _nucleus(p, top_p), _nucleus(q, top_p)
     p_x = p[:, :gamma].gather(-1, ids[..., None])[..., 0]
     q_x = q.gather(-1, ids[..., None])[..., 0]
     tau = (torch.rand_like(p_x) * q_x <= p_x).long().cumprod(-1).sum(-1)
@@ -45,6 +49,13 @@ def accept_only(target_log_p: Tensor, draft_log_p: Tensor, ids: Tensor, uniforms
     log_q = draft_log_p.gather(-1, ids[..., None])[..., 0]
     accepted = uniforms < (log_p - log_q).exp().clamp(max=1)
     return accepted, accepted.long().cumprod(-1).sum(-1)
+
+
+def _nucleus(p: Tensor, top_p: float) -> Tensor:
+    ordered = p.sort(-1, descending=True).values
+    kept = (ordered.cumsum(-1) - ordered < top_p).sum(-1, keepdim=True)
+    p = p * (p >= ordered.gather(-1, kept - 1))
+    return p / p.sum(-1, keepdim=True)
 
 
 def _emitted(ids: Tensor, tau: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from flashspec.engine import SpeculativeDecoder
 from flashspec.models import packing, tokenizers
 from flashspec.models.pull import SMOLLM2_135M, Mirror, cache_folder, pull
 from flashspec.target import CachedModel, LanguageModel, probe
+from flashspec.verifiers import load_verifier
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,15 @@ class Family:
         """Names of the drafters that `decoder()` offers."""
         return tuple(drafter_names(self.models))
 
-    def decoder(self) -> SpeculativeDecoder:
-        """A decoder with empty caches for one run or one conversation."""
+    def decoder(self, verifier: str = "auto") -> SpeculativeDecoder:
+        """A decoder with empty caches for one run or one conversation, and the verifier of that name.
+
+        Raises ValueError with the reason where that verifier cannot run here.
+        """
         target, *models = self.cached()
-        return SpeculativeDecoder(
-            target, drafters(models, target.vocabulary), self.tokenizer, self.eos, self.target.device
-        )
+        judge = load_verifier(verifier, str(self.target.device))
+        named = drafters(models, target.vocabulary)
+        return SpeculativeDecoder(target, named, self.tokenizer, self.eos, self.target.device, judge)
 
     def cached(self) -> list[CachedModel]:
         """The target, its model drafters and its early exit, each with an empty cache."""

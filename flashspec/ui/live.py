@@ -1,7 +1,7 @@
 """One run of the engine as a stream of small JSON messages for the page. Knows no Gradio.
 
 A message: {"run", "seq", "rounds", "totals", "done", "error"}. `seq` counts from 0 within a run; a round is
-{"i", "arm", "rule", "stop",
+{"i", "arm", "rule", "backend", "stop",
  "drafted": [[text, piece, verdict, id, p, q, threshold, uniform], …], "next": [text, piece, kind, id, p] | null}.
 """
 
@@ -41,6 +41,7 @@ class Controls:
     top_p: float
     max_new_tokens: int
     seed: int
+    verifier: str
 
 
 @lru_cache(maxsize=4)
@@ -70,7 +71,7 @@ def start(controls: Controls) -> Iterator[Round]:
             f"{controls.family} has no drafter “{controls.drafter}”; choose among {', '.join(loaded.drafters)}."
         )
     arm = Arm(controls.drafter, 0 if controls.drafter == "plain" else int(controls.gamma))
-    return loaded.decoder().rounds(loaded.encode(controls.prompt), request, Fixed(arm))
+    return loaded.decoder(controls.verifier).rounds(loaded.encode(controls.prompt), request, Fixed(arm))
 
 
 def messages(controls: Controls, clock: Callable[[], float] = time.monotonic) -> Iterator[str]:
@@ -109,6 +110,7 @@ def wire(round: Round) -> dict[str, Any]:
         "i": round.index,
         "arm": str(round.arm),
         "rule": round.rule,
+        "backend": round.backend,
         "drafted": [
             [d.text, d.piece, d.verdict, d.id, _short(d.p), _short(d.q), _short(d.threshold), _short(d.uniform)]
             for d in round.drafted

@@ -9,6 +9,7 @@ import gradio as gr
 
 from flashspec.models.catalog import FAMILIES, assets, drafter_names, is_local
 from flashspec.ui import live
+from flashspec.verifiers import on_gpu, reason_without_triton
 from flashspec.verifiers.rules import RULES
 
 TITLE = "FlashSpec"
@@ -53,6 +54,13 @@ def build(family: str = "embedded") -> gr.Blocks:
             stop = gr.Button("Stop", elem_id="stop")
         with gr.Accordion("More settings", open=False, elem_id="more"), gr.Row():
             family_box = gr.Dropdown(ready, value=family, label="Models", elem_id="family")
+            verifier = gr.Dropdown(
+                _verifiers(),
+                value="triton" if on_gpu() and reason_without_triton() is None else "torch",
+                label="Verifier",
+                info=_about_verifiers(),
+                elem_id="verifier",
+            )
             top_p = gr.Slider(0.05, 1, 1, step=0.05, label="Top-p", elem_id="top-p")
             tokens = gr.Slider(1, live.MAX_TOKENS, 128, step=1, label="Tokens", elem_id="tokens")
             seed = gr.Number(0, label="Seed", precision=0, elem_id="seed")
@@ -64,7 +72,7 @@ def build(family: str = "embedded") -> gr.Blocks:
             elem_id="live",
             elem_classes="fs-live",
         )
-        controls = [prompt, family_box, drafter, gamma, rule, temperature, top_p, tokens, seed]
+        controls = [prompt, family_box, drafter, gamma, rule, temperature, top_p, tokens, seed, verifier]
 
         family_box.change(_drafters, family_box, drafter, api_visibility="private", queue=False)
         # One decode at a time: on a small machine two would make each other ten times slower, not half as fast.
@@ -101,6 +109,20 @@ def launch(demo: gr.Blocks, host: str | None = None, port: int | None = None, sh
 
 def _run(*values: Any) -> Iterator[str]:
     yield from live.messages(live.Controls(*values))
+
+
+def _verifiers() -> list[tuple[str, str]]:
+    """What can verify here, by label."""
+    choices = [("PyTorch", "torch")]
+    if reason_without_triton() is None:
+        choices.append(("Triton" if on_gpu() else "Triton (interpreted)", "triton"))
+    return choices
+
+
+def _about_verifiers() -> str:
+    return reason_without_triton() or (
+        "" if on_gpu() else "No GPU here: the Triton kernel runs in an interpreter, much slower, with the same tokens."
+    )
 
 
 def _drafters(family: str) -> Any:

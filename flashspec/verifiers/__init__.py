@@ -1,18 +1,26 @@
 """Verification: which drafted tokens stay and what is emitted next.
 
-`rules` holds the formulas, `reference` runs them in PyTorch and is the law, `triton` does the same in fused kernels. Nothing here knows
-models, caches or text.
+`rules` holds the formulas, `reference` runs them in PyTorch and is the law, `triton` does the same in fused kernels. Nothing here
+knows models, caches or text.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import sys
+
+import torch
 
 from flashspec.verifiers.base import Verifier
 from flashspec.verifiers.reference import ReferenceVerifier
 
 NAMES = ("auto", "torch", "triton")
+
+# Without a GPU the kernels run in Triton's interpreter. Triton reads this when it is first imported, which a model of transformers may
+# do long before a verifier is chosen.
+if not torch.cuda.is_available() and "triton" not in sys.modules:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def load_verifier(name: str = "auto", device: str = "cpu") -> Verifier:
@@ -22,22 +30,25 @@ def load_verifier(name: str = "auto", device: str = "cpu") -> Verifier:
     """
     if name not in NAMES:
         raise ValueError(f"There is no verifier {name!r}; choose one of {', '.join(NAMES)}.")
-    on_gpu = device.startswith("cuda")
-    if name == "torch" or (name == "auto" and (not on_gpu or reason_without_triton())):
+    reason = reason_without_triton()
+    if name == "torch" or (name == "auto" and (not device.startswith("cuda") or reason)):
         return ReferenceVerifier()
-    if reason := reason_without_triton():
+    if reason:
         raise ValueError(reason)
     from flashspec.verifiers.triton import TritonVerifier
 
     return TritonVerifier()
 
 
+def on_gpu() -> bool:
+    """Whether there is a CUDA device here."""
+    return torch.cuda.is_available()
+
+
 def reason_without_triton() -> str | None:
     """Why the Triton verifier cannot run here, in a sentence; None where it can (without a GPU: in Triton's interpreter)."""
-    if importlib.util.find_spec("triton") is None:
+    if sys.modules.get("triton", "") is None or importlib.util.find_spec("triton") is None:
         return "Triton is not installed here, so PyTorch verifies; on Linux: pip install 'flashspec[gpu]'."
-    import torch
-
-    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET", "1") != "1":
-        return "There is no CUDA device and TRITON_INTERPRET forbids the interpreter, so PyTorch verifies."
+    if not on_gpu() and os.environ.get("TRITON_INTERPRET") != "1":
+        return "There is no CUDA device, and Triton was set up without its interpreter (TRITON_INTERPRET=1), so PyTorch verifies."
     return None

@@ -26,9 +26,7 @@ class ReferenceVerifier:
         count = torch.full_like(position, gamma) if draft.num_draft is None else draft.num_draft.long()  # [B]
         there = offsets[:-1] < count[:, None]  # [B, γ]
         valid = there & (ids >= 0) & (ids < vocabulary)
-        ids = torch.where(valid, ids, 0)
-        # An invalid draft has q = 0 everywhere: its ratio is 0, it is rejected, and no residual is taken from it.
-        q = _dense(draft, ids, settings, vocabulary) * valid[..., None]
+        q = _dense(draft, torch.where(valid, ids, 0), settings, vocabulary, valid)
         judge = rules.RULES[rule]
         if judge is None:
             noise = [rng.exponentials(seed, position + i, vocabulary, rng.RACE) for i in range(gamma + 1)]
@@ -39,11 +37,14 @@ class ReferenceVerifier:
             uniforms = rng.uniforms(seed, position, gamma)
             tau, weights, thresholds = torch.zeros_like(position), p[:, 0], uniforms
             if gamma:
-                thresholds = (
-                    judge.thresholds(p, q, ids) if draft.num_draft is None else _ragged(judge, p, q, ids, count)
-                )
+                drawn_p, drawn_q, drawn = _with_foreign(p, q, ids, valid)
+                if draft.num_draft is None:
+                    thresholds = judge.thresholds(drawn_p, drawn_q, drawn)
+                else:
+                    thresholds = _ragged(judge, drawn_p, drawn_q, drawn, count)
                 tau = judge.accepted((uniforms <= thresholds) & valid)
-                weights = judge.replacement(p, q, ids, tau)
+                weights = judge.replacement(drawn_p, drawn_q, drawn, tau)[:, :vocabulary]
+                weights = torch.where((tau < count)[:, None], weights, rules.row(p, tau))  # the bonus of a short block
                 # p equal to q up to rounding and still rejected: nothing positive is left, so p itself is drawn from.
                 weights = torch.where(weights.amax(-1, keepdim=True) > 0, weights, rules.row(p, tau))
             noise_row = rng.exponentials(seed, position + tau, vocabulary, rng.RACE)
@@ -74,13 +75,22 @@ def _warped(logits: Tensor, settings: Settings) -> Tensor:
     return torch.stack([warp(rows, settings.request(b)) for b, rows in enumerate(logits)])
 
 
-def _dense(draft: Draft, ids: Tensor, settings: Settings, vocabulary: int) -> Tensor:
+def _dense(draft: Draft, ids: Tensor, settings: Settings, vocabulary: int, valid: Tensor) -> Tensor:
     """q as [B, γ, V] float32, whatever form the draft has."""
     if draft.q is not None:
         return draft.q
     if draft.logits is not None:
         return _warped(draft.logits, settings)
-    return torch.zeros(*ids.shape, vocabulary, device=ids.device).scatter_(-1, ids[..., None], 1.0)
+    certain = torch.zeros(*ids.shape, vocabulary, device=ids.device)
+    return certain.scatter_(-1, ids[..., None], valid[..., None].float())
+
+
+def _with_foreign(p: Tensor, q: Tensor, ids: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids outside the vocabulary as one more token, which the drafter may write and the target never does."""
+    if not ids.is_cuda and bool(valid.all()):  # to look is free on a CPU, and saves the copies
+        return p, q, ids
+    pad = torch.nn.functional.pad
+    return pad(p, (0, 1)), pad(q, (0, 1), value=1.0), torch.where(valid, ids, p.shape[-1])
 
 
 def _ragged(judge: rules.Rule, p: Tensor, q: Tensor, ids: Tensor, count: Tensor) -> Tensor:

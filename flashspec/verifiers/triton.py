@@ -10,13 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read by Triton when a kernel is defined
-
 import triton
+from torch import Tensor
 
 from flashspec.kernels import thresholds as threshold_source
 from flashspec.kernels import verify as source
@@ -45,12 +42,20 @@ class TritonVerifier:
     def verify(
         self, logits: Tensor, draft: Draft, settings: Settings, rule: str, seed: Tensor, position: Tensor
     ) -> Verdict:
-        batch, rows, vocabulary = logits.shape
         form, given = _form(draft, logits)
+        aligned = (logits.data_ptr() | given.data_ptr()) % 16 == 0
         key = (
-            batch, rows, vocabulary, logits.dtype, logits.stride(), logits.data_ptr() % 16, given.dtype, given.stride(), given.data_ptr() % 16,
-            form, rule, settings.cuts, logits.device,
-        )  # fmt: skip
+            logits.shape,
+            logits.stride(),
+            given.stride(),
+            logits.dtype,
+            given.dtype,
+            form,
+            rule,
+            settings.cuts,
+            aligned,
+            logits.get_device(),
+        )
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = _Plan(logits, given, form, rule, settings.cuts, self._schedule)
@@ -107,9 +112,9 @@ class _Plan:
         target_threshold = draft_threshold = self.nothing
         if self.truncates:
             target_threshold, draft_threshold = self.target_threshold, self.draft_threshold
-            _thresholds(logits, settings, target_threshold)
+            row_thresholds(logits, settings, target_threshold)
             if self.form == LOGITS and not self.chooses:
-                _thresholds(given, settings, draft_threshold)
+                row_thresholds(given, settings, draft_threshold)
         temperature = settings.temperature
         if self.chooses:
             pointers: tuple[Tensor, ...] = (
@@ -130,9 +135,7 @@ class _Plan:
         self, batch: int, vocabulary: int, logits: Tensor, given: Tensor, rule: str, schedule: str, multiprocessors: int
     ) -> list[_Launch]:
         gamma, block_rule = self.gamma, rule == "block"
-        fused = schedule == "fused" or (
-            schedule == "auto" and _prefers_fused(batch, gamma, vocabulary, logits, multiprocessors)
-        )
+        fused = schedule == "fused" or (schedule == "auto" and _prefers_fused(batch, gamma, multiprocessors))
         shape = _shape(batch, gamma, vocabulary, multiprocessors, fused)
         self.parts = torch.empty(3 * batch * gamma * shape.splits, dtype=torch.float32, device=logits.device)
         self.keys = torch.empty(batch * shape.shares, dtype=torch.int64, device=logits.device)
@@ -221,11 +224,10 @@ def _shape(batch: int, gamma: int, vocabulary: int, multiprocessors: int, fused:
     return _Shape(splits, blocks, block, shares, wide, warps)
 
 
-def _prefers_fused(batch: int, gamma: int, vocabulary: int, logits: Tensor, multiprocessors: int) -> bool:
-    """One launch where latency decides, separate ones where bandwidth does (measured on an H200) or where waiting is not safe."""
-    if INTERPRETED or multiprocessors <= BARRIER_SMS or gamma > 2 * multiprocessors:
-        return False
-    return batch * (2 * gamma + 1) * vocabulary * logits.element_size() < 100e6
+def _prefers_fused(batch: int, gamma: int, multiprocessors: int) -> bool:
+    """One launch while it can give every row two multiprocessors, separate ones for more rows (measured on an H200: the crossing lies
+    between 128 and 512 rows for 132 multiprocessors) or where waiting for each other is not safe."""
+    return not INTERPRETED and multiprocessors > BARRIER_SMS and batch * gamma <= 2 * multiprocessors
 
 
 @dataclass
@@ -242,19 +244,25 @@ class _Launch:
         if self.run is not None:
             self.run(*pointers, *self.integers)
             return
+        if INTERPRETED:
+            with np.errstate(all="ignore"):  # the interpreter computes in numpy, which warns of log2(0)
+                self.kernel[(self.programs,)](*pointers, *self.integers, **self.options)
+            return
         compiled = self.kernel[(self.programs,)](*pointers, *self.integers, **self.options)
-        if not INTERPRETED:
-            self.run = compiled[(self.programs, 1, 1)]
+        self.run = compiled[(self.programs, 1, 1)]
 
 
-def _thresholds(logits: Tensor, settings: Settings, out: Tensor) -> None:
-    """One threshold a row of `logits` [B, R, V] -> out [B, R]."""
+def row_thresholds(logits: Tensor, settings: Settings, out: Tensor | None = None) -> Tensor:
+    """top-k, top-p and min-p as one threshold a row, in raw logits: [B, R, V] -> [B, R] float32. An entry stays where x >= threshold."""
     batch, rows, vocabulary = logits.shape
+    out = torch.empty(batch, rows, dtype=torch.float32, device=logits.device) if out is None else out
     block = min(8192 if INTERPRETED else 4096, triton.next_power_of_2(vocabulary))
-    threshold_source.threshold_kernel[(batch * rows,)](
-        logits, settings.temperature, settings.top_k, settings.top_p, settings.min_p, out, vocabulary, logits.stride(0), logits.stride(1), rows,
-        BITS[logits.dtype], block, *settings.cuts, num_warps=16,
-    )  # fmt: skip
+    with np.errstate(all="ignore"):
+        threshold_source.threshold_kernel[(batch * rows,)](
+            logits, settings.temperature, settings.top_k, settings.top_p, settings.min_p, out, vocabulary, logits.stride(0), logits.stride(1),
+            rows, BITS[logits.dtype], block, *settings.cuts, num_warps=16,
+        )  # fmt: skip
+    return out
 
 
 def accept_only(target_log_p: Tensor, draft_log_p: Tensor, ids: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:

@@ -66,7 +66,7 @@ def test_shown_text_is_the_engines_text(page) -> None:
     set_number(page, "#temperature", 0)
     page.click("#generate")
     page.wait_for_function(DONE, timeout=90_000)
-    controls = live.Controls(EXAMPLES[0], "embedded", "lookup-else-nano", 3, "block", 0, 1.0, 128, 0)
+    controls = live.Controls(EXAMPLES[0], "embedded", "lookup-else-nano", 3, "block", 0, 1.0, 128, 0, "torch")
     assert shown_text(page) == "".join(round.text for round in live.start(controls))
 
 

@@ -25,7 +25,7 @@ def test_generate_streams_and_saves(capsys, tmp_path) -> None:
     ]
     assert cli.main(arguments) == 0
     printed = capsys.readouterr().out
-    assert "nano γ=2, block rule, T = 0" in printed
+    assert "nano γ=2, block rule, T = 0, verified by torch" in printed
     assert "12 tokens in" in printed
     trace = trace_from_json(saved.read_bytes())
     assert sum(len(round.emitted) for round in trace.rounds) == 12

@@ -7,7 +7,7 @@ import pytest
 from flashspec.ui import live
 from flashspec.ui.live import Controls, messages, start
 
-BASE = Controls("Name three fruits.", "embedded", "nano", 3, "block", 0.7, 1.0, 24, 0)
+BASE = Controls("Name three fruits.", "embedded", "nano", 3, "block", 0.7, 1.0, 24, 0, "torch")
 
 
 def output(stream) -> str:
@@ -49,10 +49,11 @@ def test_every_control_reaches_the_engine(monkeypatch) -> None:
             return iter(())
 
     loaded = live.family("embedded")
-    monkeypatch.setattr(type(loaded), "decoder", lambda self: Spy())
-    start(Controls("Hello", "embedded", "lookup", 5, "coupled", 0.3, 0.8, 17, 99))
+    monkeypatch.setattr(type(loaded), "decoder", lambda self, verifier: seen.update(verifier=verifier) or Spy())
+    start(Controls("Hello", "embedded", "lookup", 5, "coupled", 0.3, 0.8, 17, 99, "triton"))
     assert seen["prompt"] == loaded.encode("Hello")
     assert seen["arm"] == ("lookup", 5)
+    assert seen["verifier"] == "triton"
     request = seen["request"]
     assert (request.rule, request.max_new_tokens, request.seed) == ("coupled", 17, 99)
     assert (request.sampling.temperature, request.sampling.top_p) == (0.3, 0.8)

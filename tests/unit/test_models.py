@@ -66,8 +66,8 @@ def test_any_two_folders_make_a_family(folder) -> None:
 
 def test_different_tokenizers_are_refused_at_load(folder) -> None:
     target = folder("target")
-    swapped = folder("swapped", words=("a", "b", "c", "d", "e", "f", "g", "<end>"))  # the same size
-    longer = folder("longer", words=("a", "b", "c", "d", "e", "f", "g", "<end>"))
+    swapped = folder("swapped", words=("a", "c", "b", "d", "e", "f", "g", "<end>"))  # the same size
+    longer = folder("longer", words=("a", "b", "c", "d", "e", "f", "g", "<end>", "h"))
     ending = folder("ending", eos="g")
     for drafter, reason in (
         (swapped, "id 1 is 'b'"),
