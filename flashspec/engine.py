@@ -254,7 +254,8 @@ class SpeculativeDecoder:
         tau, token, grounds = outcome
         gamma, kept = len(block.ids), min(tau, emitted)
         drawn: list[dict[str, Any]] = [{} for _ in block.ids]
-        next_p, next_candidates = None, ()
+        next_p: float | None = None
+        next_candidates: tuple[Candidate, ...] = ()
         if grounds is not None:
             p, q = grounds.p[0], grounds.q[0]
             columns = torch.tensor(block.ids, dtype=torch.int64, device=p.device)[:, None]

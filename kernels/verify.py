@@ -8,10 +8,18 @@ Rows are read in two ways. In *statistics* and *surplus* a program owns one spli
 the tiles of the one row that the next token comes from.
 """
 
+import os
+
+import torch
 import triton
 import triton.language as tl
 
+# On an NVIDIA device the three functions that every vocabulary entry needs are single instructions; Triton's own spend several more
+# on denormal numbers and on the last bit, neither of which decides a race.
+NATIVE = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1" and torch.version.hip is None)
+
 LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
 NEG_INF = tl.constexpr(float("-inf"))
 POS_INF = tl.constexpr(float("inf"))
 NOWHERE = tl.constexpr(3.0e7)  # larger than any index that float32 holds exactly: V < 2^24
@@ -40,6 +48,39 @@ BAD_ID = tl.constexpr(2)  # a drafted id outside 0..V-1, taken as rejected
 
 
 @triton.jit
+def exp2(x):
+    """2^x, relative error 2^-22."""
+    if NATIVE:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.exp2(x)
+
+
+@triton.jit
+def log2(x):
+    """log2 x, absolute error 2^-22."""
+    if NATIVE:
+        return tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.log2(x)
+
+
+@triton.jit
+def reciprocal(x):
+    """1/x, relative error 2^-23; of 0 it is +inf."""
+    if NATIVE:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return 1.0 / x
+
+
+@triton.jit
 def unit(word):
     """32 random bits -> float32 in (0, 1], as rng._unit."""
     return (word.to(tl.float32) + 0.5) * 2.3283064365386963e-10
@@ -50,7 +91,7 @@ def exponential(word):
     """32 random bits -> Exp(1). A series below 1/16, so that the small values that win keep the 2^-32 grid of the bits."""
     u = unit(word)
     series = u * (1.0 + u * (0.5 + u * (0.3333333333333333 + u * (0.25 + u * 0.2))))
-    return tl.where(u < 0.0625, series, -tl.log(tl.maximum(1.0 - u, 5.9604644775390625e-08)))
+    return tl.where(u < 0.0625, series, -LN2 * log2(tl.maximum(1.0 - u, 5.9604644775390625e-08)))
 
 
 @triton.jit
@@ -98,7 +139,7 @@ def grow(largest, total, raw, scale, threshold, TRUNCATE: tl.constexpr, BLOCK: t
     x = tl.reshape(x, [BLOCK // VEC, VEC])
     larger = tl.maximum(largest, tl.max(x, axis=1))
     base = tl.where(larger == NEG_INF, 0.0, larger) * scale
-    total = total * tl.exp2(largest * scale - base) + tl.sum(tl.exp2(x * scale - base[:, None]), axis=1)
+    total = total * exp2(largest * scale - base) + tl.sum(exp2(x * scale - base[:, None]), axis=1)
     return larger, total
 
 
@@ -271,8 +312,8 @@ def surplus(
             y = tl.load(draft + offsets, mask=inside, other=NEG_INF).to(tl.float32)
             if TRUNCATE:
                 y = tl.where(y >= draft_threshold, y, NEG_INF)
-            q = tl.exp2(y * draft_scale - draft_lse)
-        total += tl.maximum(tl.exp2(x * target_scale - target_lse + log_prefix) - q, 0.0)
+            q = exp2(y * draft_scale - draft_lse)
+        total += tl.maximum(exp2(x * target_scale - target_lse + log_prefix) - q, 0.0)
     return tl.sum(total, axis=0)
 
 
@@ -313,7 +354,7 @@ def race(
                 y = tl.load(draft + token, mask=token < draft_end, other=NEG_INF).to(tl.float32)
                 if TRUNCATE:
                     y = tl.where(y >= draft_threshold, y, NEG_INF)
-                q = tl.exp2(y * draft_scale - draft_lse)
+                q = exp2(y * draft_scale - draft_lse)
             if k == 0:
                 word = w0
             elif k == 1:
@@ -324,13 +365,13 @@ def race(
                 word = w3
             noise = exponential(word)
             if raw:
-                key = x - tl.where(greedy, 0.0, tl.log2(noise))
+                key = x - tl.where(greedy, 0.0, log2(noise))
                 key = tl.where(key == key, key, POS_INF)
             else:
-                p = tl.exp2(x - target_lse)
+                p = exp2(x - target_lse)
                 weight = p * prefix - q
                 positive = weight > 0.0
-                key = tl.where(positive, weight, -noise) / tl.where(positive, noise, p)
+                key = tl.where(positive, weight, -noise) * reciprocal(tl.where(positive, noise, p))
             key = tl.where(inside & (key == key), key, NEG_INF)
             better = key > best
             best = tl.where(better, key, best)

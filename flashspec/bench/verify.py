@@ -67,6 +67,8 @@ def methods(inputs: Inputs, full: bool) -> Iterator[tuple[str, Call]]:
 
         raw = Draft(i.ids, logits=i.draft_logits)
         yield "triton", ours("token", raw)
+        verifier = TritonVerifier()
+        yield "triton_bound", verifier.bind(i.logits, raw, i.settings, "token", i.seed, i.position)
         yield "triton_block", ours("block", raw)
         yield "triton_lse", ours("token", Draft(i.ids, logits=i.draft_logits, lse=i.lse))
         if full:
@@ -156,13 +158,13 @@ def run(
         batches, dtypes = tuple(b for b in batches if b <= 8), ("float32",)
     elif reason := reason_without_triton():
         notes.append(f"Triton is skipped: {reason}")
-    bandwidth = copy_bandwidth(device) if gpu else None
+    bandwidth = copy_bandwidth(device) if gpu else 0.0
     result: dict[str, Any] = {
         "command": "flashspec bench verify",
         "device": torch.cuda.get_device_name() if gpu else platform.processor() or platform.machine(),
         "versions": {"torch": str(torch.__version__), "python": platform.python_version(), **_triton_version()},
         "date": date.today().isoformat(),
-        "copy_bandwidth": bandwidth,
+        "copy_bandwidth": bandwidth or None,
         "temperature": TEMPERATURE,
         "notes": notes,
         "rows": [],

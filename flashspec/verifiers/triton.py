@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ import torch
 import triton
 from torch import Tensor
 
-from flashspec.kernels import thresholds as threshold_source
-from flashspec.kernels import verify as source
+from flashspec.kernels import thresholds as threshold_source  # type: ignore[attr-defined]  # found through __path__
+from flashspec.kernels import verify as source  # type: ignore[attr-defined]
 from flashspec.verifiers.base import Draft, Settings, Verdict
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -42,24 +43,37 @@ class TritonVerifier:
     def verify(
         self, logits: Tensor, draft: Draft, settings: Settings, rule: str, seed: Tensor, position: Tensor
     ) -> Verdict:
+        plan, given = self._plan(logits, draft, settings, rule)
+        return plan(plan.arguments(logits, given, draft, settings, seed, position), logits, given, settings)
+
+    def bind(
+        self, logits: Tensor, draft: Draft, settings: Settings, rule: str, seed: Tensor, position: Tensor
+    ) -> Callable[[], Verdict]:
+        """The same call frozen: for a decode loop whose tensors stay where they are. Costs the launches and nothing else."""
+        plan, given = self._plan(logits, draft, settings, rule)
+        arguments = plan.arguments(logits, given, draft, settings, seed, position)
+        verdict = plan(arguments, logits, given, settings)  # compiles
+        if plan.truncates or INTERPRETED:
+            return lambda: plan(arguments, logits, given, settings)
+        launches = [partial(launch.run, *arguments, *launch.integers) for launch in plan.launches if launch.run]
+
+        def run() -> Verdict:
+            for launch in launches:
+                launch()
+            return verdict
+
+        return run
+
+    def _plan(self, logits: Tensor, draft: Draft, settings: Settings, rule: str) -> tuple[_Plan, Tensor]:
         form, given = _form(draft, logits)
         aligned = (logits.data_ptr() | given.data_ptr()) % 16 == 0
         key = (
-            logits.shape,
-            logits.stride(),
-            given.stride(),
-            logits.dtype,
-            given.dtype,
-            form,
-            rule,
-            settings.cuts,
-            aligned,
-            logits.get_device(),
-        )
+            logits.shape, logits.stride(), given.stride(), logits.dtype, given.dtype, form, rule, settings.cuts, aligned, logits.get_device(),
+        )  # fmt: skip
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = _Plan(logits, given, form, rule, settings.cuts, self._schedule)
-        return plan(logits, given, draft, settings, seed, position)
+        return plan, given
 
 
 def _form(draft: Draft, logits: Tensor) -> tuple[int, Tensor]:
@@ -99,36 +113,37 @@ class _Plan:
         self.status = torch.empty(batch, dtype=torch.int32, device=device)
         self.full = torch.full((batch,), self.gamma, dtype=torch.int32, device=device)
         self.nothing = torch.zeros(1, dtype=torch.float32, device=device)
+        self.target_threshold = self.draft_threshold = self.nothing
         if self.truncates:
             self.target_threshold = torch.empty(batch, rows, dtype=torch.float32, device=device)
             self.draft_threshold = torch.full((batch, max(self.gamma, 1)), float("-inf"), device=device)
         build = self._choose_launches if self.chooses else self._verify_launches
         self.launches: list[_Launch] = build(batch, vocabulary, logits, given, rule, schedule, multiprocessors)
 
-    def __call__(
+    def arguments(
         self, logits: Tensor, given: Tensor, draft: Draft, settings: Settings, seed: Tensor, position: Tensor
-    ) -> Verdict:
+    ) -> tuple[Tensor, ...]:
+        """The tensors of a call in the order of the kernel."""
         num_draft = self.full if draft.num_draft is None else draft.num_draft
-        target_threshold = draft_threshold = self.nothing
-        if self.truncates:
-            target_threshold, draft_threshold = self.target_threshold, self.draft_threshold
-            row_thresholds(logits, settings, target_threshold)
-            if self.form == LOGITS and not self.chooses:
-                row_thresholds(given, settings, draft_threshold)
         temperature = settings.temperature
         if self.chooses:
-            pointers: tuple[Tensor, ...] = (
-                logits, draft.ids, num_draft, temperature, seed, position, target_threshold, self.keys, self.counts,
+            return (
+                logits, draft.ids, num_draft, temperature, seed, position, self.target_threshold, self.keys, self.counts,
                 self.tokens, self.tau, self.status,
             )  # fmt: skip
-        else:
-            lse = self.nothing if draft.lse is None else draft.lse
-            pointers = (
-                logits, given, draft.ids, num_draft, temperature, temperature, seed, position, lse, target_threshold, draft_threshold,
-                self.parts, self.keys, self.counts, self.tokens, self.tau, self.status,
-            )  # fmt: skip
+        lse = self.nothing if draft.lse is None else draft.lse
+        return (
+            logits, given, draft.ids, num_draft, temperature, temperature, seed, position, lse, self.target_threshold,
+            self.draft_threshold, self.parts, self.keys, self.counts, self.tokens, self.tau, self.status,
+        )  # fmt: skip
+
+    def __call__(self, arguments: tuple[Tensor, ...], logits: Tensor, given: Tensor, settings: Settings) -> Verdict:
+        if self.truncates:
+            row_thresholds(logits, settings, self.target_threshold)
+            if self.form == LOGITS and not self.chooses:
+                row_thresholds(given, settings, self.draft_threshold)
         for launch in self.launches:
-            launch(pointers)
+            launch(arguments)
         return Verdict(self.tokens, self.tau, self.status)
 
     def _verify_launches(
