@@ -109,15 +109,13 @@ def test_the_engine_runs_the_kernels() -> None:
     assert len(ids(rounds)) == 24
 
 
-def test_a_bound_call_gives_the_same(rule="block") -> None:
+def test_a_bound_call_gives_the_same() -> None:
     logits, drafts, setting, keys, places = block(2, 4, 32_000, 3, PLAIN, torch.bfloat16, device="cuda")
-    verifier = load_verifier("triton", "cuda")
-    bound = verifier.bind(logits, drafts["logits"], setting, rule, keys, places)
+    bound = load_verifier("triton", "cuda").bind(logits, drafts["logits"], setting, "block", keys, places)
     for step in range(5):
         places.fill_(step)
-        assert (
-            differing(bound(), ReferenceVerifier().verify(logits, drafts["logits"], setting, rule, keys, places)) == []
-        )
+        wanted = ReferenceVerifier().verify(logits, drafts["logits"], setting, "block", keys, places)
+        assert differing(bound(), wanted) == []
 
 
 def test_statistics_of_emitted_tokens() -> None:
