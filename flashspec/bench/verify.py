@@ -52,8 +52,8 @@ class Inputs:
         return batch * (2 * gamma + 1) * vocabulary * self.logits.element_size()
 
 
-def methods(inputs: Inputs, full: bool) -> Iterator[tuple[str, Call]]:
-    """The ways to verify, by name. `full` adds schedules, rules and forms of the draft beyond the default."""
+def methods(inputs: Inputs) -> Iterator[tuple[str, Call]]:
+    """The ways to verify, by name; the slow ones at γ = 4 only."""
     i = inputs
     arguments = (i.logits, i.draft_logits, i.ids, i.temperature)
     if reason_without_triton() is None and i.logits.is_cuda:
@@ -71,16 +71,16 @@ def methods(inputs: Inputs, full: bool) -> Iterator[tuple[str, Call]]:
         yield "triton_bound", verifier.bind(i.logits, raw, i.settings, "token", i.seed, i.position)
         yield "triton_block", ours("block", raw)
         yield "triton_lse", ours("token", Draft(i.ids, logits=i.draft_logits, lse=i.lse))
-        if full:
-            yield "triton_fused", ours("token", raw, "fused")
-            yield "triton_split", ours("token", raw, "split")
-            yield "triton_coupled", ours("coupled", raw)
+        yield "triton_fused", ours("token", raw, "fused")
+        yield "triton_split", ours("token", raw, "split")
+        yield "triton_coupled", ours("coupled", raw)
+        if i.shape[1] == 4:
             cut = Settings.of(SamplingParams(temperature=TEMPERATURE, top_p=0.9), i.shape[0], i.logits.device)
             yield "triton_top_p", ours("token", raw, "auto", cut)
-    if full and i.shape[1] == 4:
-        yield "eager_top_p", lambda: baselines.eager(*arguments, top_p=0.9)
     yield "eager", lambda: baselines.eager(*arguments)
-    yield "eager_lean", lambda: baselines.eager_lean(*arguments)
+    if i.shape[1] == 4:
+        yield "eager_lean", lambda: baselines.eager_lean(*arguments)
+        yield "eager_top_p", lambda: baselines.eager(*arguments, top_p=0.9)
 
 
 def compiled(inputs: Inputs) -> tuple[str, Call]:
@@ -146,8 +146,9 @@ def run(
     dtypes: tuple[str, ...] = ("bfloat16",),
     compile_shapes: int = 0,
     write: Callable[[str], None] = print,
+    keep: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """Measure every shape; returns the result and prints a table as it goes. On a CPU: PyTorch alone, small shapes."""
+    """Measure every shape; prints a table and calls `keep` with the result as it grows. On a CPU: PyTorch alone, small shapes."""
     gpu = torch.cuda.is_available()
     device = torch.device("cuda" if gpu else "cpu")
     notes = []
@@ -185,7 +186,7 @@ def run(
                     row: dict[str, Any] = {"B": batch, "gamma": gamma, "V": vocabulary, "dtype": dtype}
                     if bandwidth:
                         row["floor"] = round(inputs.floor_bytes / bandwidth * 1e6, 2)
-                    calls = list(methods(inputs, full=True))
+                    calls = list(methods(inputs))
                     if compiled_left and batch in (1, 32) and gamma == 4 and vocabulary in (32_000, 151_936):
                         calls.append(compiled(inputs))
                         compiled_left -= 1
@@ -194,6 +195,7 @@ def run(
                     row["launched"] = {name: launched(call) for name, call in calls} if once else {}
                     result["rows"].append(row)
                     write(_line(row))
+                    keep(result)
                     del inputs, calls
                     if gpu:
                         torch.cuda.empty_cache()
