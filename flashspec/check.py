@@ -32,13 +32,9 @@ TOKENS = 3
 GAMMA = 2
 VOCABULARY = 64
 PROMPT = "One day a man and a dog went to the park. One day a"  # repeats for the lookup, and is open
-# Planted in the running engine to show that the gate can fail. The ordinary residual differs by a total variation of 0.003 to 0.02
-# only: enumeration finds it, ten thousand samples need not.
-SAMPLED_FAULTS = (
-    "replacement from p, not the residual",
-    "block rule stops at the first failure",
-    "last accepted token overwritten, no bonus",
-)
+# Planted in the running engine to show that the gate can fail, whatever the family. Faults of the block rule alone change the law of real
+# models by less than ten thousand samples show: enumeration finds them.
+SAMPLED_FAULTS = ("replacement from p, not the residual", "last accepted token overwritten, no bonus")
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,9 @@ class _Plan:
         self, batch: int, vocabulary: int, logits: Tensor, given: Tensor, rule: str, schedule: str, multiprocessors: int
     ) -> list[_Launch]:
         gamma, block_rule = self.gamma, rule == "block"
-        fused = schedule == "fused" or (schedule == "auto" and _prefers_fused(batch, gamma, multiprocessors))
+        fused = schedule == "fused" or (
+            schedule == "auto" and _prefers_fused(batch, gamma, vocabulary, multiprocessors)
+        )
         shape = _shape(batch, gamma, vocabulary, multiprocessors, fused)
         self.parts = torch.empty(3 * batch * gamma * shape.splits, dtype=torch.float32, device=logits.device)
         self.keys = torch.empty(batch * shape.shares, dtype=torch.int64, device=logits.device)
@@ -239,10 +241,16 @@ def _shape(batch: int, gamma: int, vocabulary: int, multiprocessors: int, fused:
     return _Shape(splits, blocks, block, shares, wide, warps)
 
 
-def _prefers_fused(batch: int, gamma: int, multiprocessors: int) -> bool:
-    """One launch while it can give every row two multiprocessors, separate ones for more rows (measured on an H200: the crossing lies
-    between 128 and 512 rows for 132 multiprocessors) or where waiting for each other is not safe."""
-    return not INTERPRETED and multiprocessors > BARRIER_SMS and batch * gamma <= 2 * multiprocessors
+def _prefers_fused(batch: int, gamma: int, vocabulary: int, multiprocessors: int) -> bool:
+    """One launch or several. Measured on an H200: waiting for each other pays while every row has a program of its own and no program has
+    more than 32 tiles to race; and it is safe only where nothing else can keep the programs of a request from starting."""
+    shares = max(1, 2 * multiprocessors // batch)
+    return (
+        not INTERPRETED
+        and multiprocessors > BARRIER_SMS
+        and batch * gamma <= 2 * multiprocessors
+        and vocabulary <= 32 * 1024 * shares
+    )
 
 
 @dataclass
