@@ -188,3 +188,13 @@ def test_unknown_and_unavailable_backends_get_a_sentence(monkeypatch) -> None:
     with pytest.raises(ValueError, match="not installed"):
         load_verifier("triton")
     assert load_verifier("auto").name == "torch"
+
+
+@pytest.mark.parametrize("form", ["probabilities", "logits", "one-hot"])
+def test_block_rule_on_many_requests(triton, form) -> None:
+    """Enough requests that every part of the block rule decides some: the clipped chain, the surplus of the right row, P_tau in the residual."""
+    logits, drafts, setting, keys, places = block(150, 3, 9, 11, PLAIN, noise=2.0, device=DEVICE)
+    wanted = REFERENCE.verify(logits, drafts[form], setting, "block", keys, places)
+    inside = (wanted.tau > 0) & (wanted.tau < 3)
+    assert int(inside.sum()) > 20  # replacements behind accepted tokens
+    assert differing(triton.verify(logits, drafts[form], setting, "block", keys, places), wanted) == []
