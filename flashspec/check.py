@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
@@ -58,8 +58,7 @@ def check(
     yield from enumeration()
     names = list(only or family.drafters)
     for name in names:
-        if name not in family.drafters:
-            raise ValueError(f"{family.name} has no drafter {name!r}; choose among {', '.join(family.drafters)}.")
+        family.arm(name, GAMMA)  # an unknown one is told before anything is drawn
     yield from identities(family, names, chosen_rules, 0.0 in temperatures)
     bench = restricted(family)
     warm = [t for t in temperatures if t > 0]
@@ -110,11 +109,9 @@ def identities(family: Family, names: Sequence[str], chosen_rules: Sequence[str]
         wanted.append(("seeded", "coupled", SamplingParams(temperature=0.8, top_p=0.95)))
     for what, rule, params in wanted:
         request = Request(max_new_tokens=32, sampling=params, rule=rule, seed=11, candidates=0)
+        plain = [_ids(family, prompt, Arm("plain", 0), request) for prompt in prompts]
         for name in names:
-            equal = all(
-                _ids(family, prompt, Arm(name, 4), request) == _ids(family, prompt, Arm("plain", 0), request)
-                for prompt in prompts
-            )
+            equal = [_ids(family, prompt, Arm(name, 4), request) for prompt in prompts] == plain
             yield Verdict(
                 f"{what} identity, {rule} rule, {name}",
                 equal,
@@ -129,7 +126,7 @@ def restricted(family: Family) -> Bench:
     likely = target.read(prompt)[0, -1].float()
     for _ in range(2):  # also what is likely one and two tokens later
         prompt_and_more = [*target.tokens, int(likely.argmax())]
-        likely = torch.maximum(likely, target.read(prompt_and_more)[0, -1].float().cpu().to(likely.device))
+        likely = torch.maximum(likely, target.read(prompt_and_more)[0, -1].float())
     ids = list(dict.fromkeys([*prompt, *likely.topk(VOCABULARY).indices.tolist()]))
     small, *small_models = (RestrictedModel(model, ids) for model in (target, *models))
     return Bench(small, drafters(small_models, len(ids)), tuple(ids.index(t) for t in prompt))
@@ -188,5 +185,5 @@ def report(verdicts: Iterator[Verdict], write: Callable[[str], None] = print) ->
 
 
 def _ids(family: Family, prompt: list[int], arm: Arm, request: Request) -> list[int]:
-    rounds = family.decoder().rounds(prompt, replace(request), Fixed(arm))
+    rounds = family.decoder().rounds(prompt, request, Fixed(arm))
     return [token for round in rounds for token in round.emitted]

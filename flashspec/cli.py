@@ -137,16 +137,14 @@ def _generate(options: argparse.Namespace) -> int:
         raise ValueError(f"gamma is {options.gamma}; choose 0 (no drafting) or more.")
     from flashspec.bandits import Fixed
     from flashspec.machine import describe
-    from flashspec.records import Arm, Trace, totals
+    from flashspec.records import Trace, totals
 
     family = _load(options)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     ids = family.encode(prompt, chat=not options.raw)
     drafter = options.drafter or next((name for name in family.drafters if name.startswith("lookup-else-")), "lookup")
-    if drafter not in family.drafters:
-        raise ValueError(f"{family.name} has no drafter {drafter!r}; choose among {', '.join(family.drafters)}.")
+    arm = family.arm(drafter, options.gamma)
     decoder = family.decoder(options.verifier)
-    arm = Arm(drafter, 0 if drafter == "plain" else options.gamma)
     rounds: list[Round] = []
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     try:

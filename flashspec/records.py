@@ -7,7 +7,7 @@ without a model. Knows nothing about torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -165,9 +165,7 @@ class Trace:
     settings: Mapping[str, Any]
     machine: Mapping[str, str]
     rounds: tuple[Round, ...]
-    prefill_seconds: float = 0.0
     schema: int = SCHEMA
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def text(self) -> str:

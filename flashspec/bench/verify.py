@@ -43,7 +43,6 @@ class Inputs:
         self.temperature = self.settings.temperature
         self.seed = torch.arange(batch, device=device, dtype=torch.int64)
         self.position = torch.full((batch,), 77, device=device, dtype=torch.int64)
-        del q, noise
 
     @property
     def floor_bytes(self) -> int:

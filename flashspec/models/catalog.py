@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from flashspec.drafters import Drafter, LookupDrafter, LookupElseDrafter, ModelD
 from flashspec.engine import SpeculativeDecoder
 from flashspec.models import packing, tokenizers
 from flashspec.models.pull import SMOLLM2_135M, Mirror, cache_folder, pull
+from flashspec.records import Arm
 from flashspec.target import CachedModel, LanguageModel, probe
 from flashspec.verifiers import load_verifier
 
@@ -68,7 +70,6 @@ class Family:
     models: Mapping[str, Any]  # model drafters by name
     eos: frozenset[int]
     exit_layers: int
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -84,6 +85,12 @@ class Family:
         judge = load_verifier(verifier, str(self.target.device))
         named = drafters(models, target.vocabulary)
         return SpeculativeDecoder(target, named, self.tokenizer, self.eos, self.target.device, judge)
+
+    def arm(self, drafter: str, gamma: int) -> Arm:
+        """The arm of these settings; plain never drafts. Raises ValueError for a drafter that this family does not have."""
+        if drafter not in self.drafters:
+            raise ValueError(f"{self.name} has no drafter {drafter!r}; choose among {', '.join(self.drafters)}.")
+        return Arm(drafter, 0 if drafter == "plain" else gamma)
 
     def cached(self) -> list[CachedModel]:
         """The target, its model drafters and its early exit, each with an empty cache."""
@@ -141,10 +148,14 @@ def load_family(
 
 
 def load_tokenizer(name: str) -> Any:
-    """The tokenizer of a model."""
+    """The tokenizer of a model; embedded models share one, which is read once."""
+    return _tokenizer(str(assets() / "models" / "tokenizer") if name in EMBEDDED else _source(name))
+
+
+@lru_cache(maxsize=8)
+def _tokenizer(source: str) -> Any:
     from transformers import AutoTokenizer
 
-    source = assets() / "models" / "tokenizer" if name in EMBEDDED else _source(name)
     return AutoTokenizer.from_pretrained(source)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from flashspec.bandits import Fixed
 from flashspec.engine import Request
 from flashspec.models.catalog import Family, load_family
-from flashspec.records import Arm, Round, Totals
+from flashspec.records import Round, Totals
 from flashspec.sampling import SamplingParams
 
 FLUSH_SECONDS = 0.08  # a message at most every 80 ms: more a second reach no eye and cost the browser
@@ -66,11 +66,7 @@ def start(controls: Controls) -> Iterator[Round]:
     sampling = SamplingParams(temperature=controls.temperature, top_p=controls.top_p)
     request = Request(int(controls.max_new_tokens), sampling, controls.rule, int(controls.seed))
     loaded = family(controls.family)
-    if controls.drafter not in loaded.drafters:
-        raise ValueError(
-            f"{controls.family} has no drafter “{controls.drafter}”; choose among {', '.join(loaded.drafters)}."
-        )
-    arm = Arm(controls.drafter, 0 if controls.drafter == "plain" else int(controls.gamma))
+    arm = loaded.arm(controls.drafter, int(controls.gamma))
     return loaded.decoder(controls.verifier).rounds(loaded.encode(controls.prompt), request, Fixed(arm))
 
 

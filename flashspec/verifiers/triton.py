@@ -21,8 +21,13 @@ from flashspec.kernels import verify as source  # type: ignore[attr-defined]
 from flashspec.verifiers.base import Draft, Settings, Verdict
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ONE_HOT, LOGITS, LOGITS_LSE, PROBABILITIES = range(4)
-ALL, STATISTICS, SURPLUS, DRAW = range(4)
+# The kernels' own names for the forms of a draft and for the parts of the work.
+ONE_HOT, LOGITS, LOGITS_LSE, PROBABILITIES = (
+    constant.value for constant in (source.ONE_HOT, source.LOGITS, source.LOGITS_LSE, source.PROBABILITIES)
+)
+ALL, STATISTICS, SURPLUS, DRAW = (
+    constant.value for constant in (source.ALL, source.STATISTICS, source.SURPLUS, source.DRAW)
+)
 SPLITS = 32  # at most: the tests of a request read their partials within a warp
 SHARES = 512  # at most: programs that share a race
 BARRIER_SMS = 16  # smaller devices take the schedule without waiting: other work may keep a program from starting
@@ -214,9 +219,8 @@ class _Shape:
 def _shape(batch: int, gamma: int, vocabulary: int, multiprocessors: int, fused: bool) -> _Shape:
     """A function of shapes and the device alone, never of data; every choice gives the same tokens."""
     tiles = -(-vocabulary // 1024)
-    if (
-        fused
-    ):  # the programs of a request wait for each other, so they must fit the device together, two a multiprocessor
+    if fused:
+        # The programs of a request wait for each other, so they must fit the device together, two a multiprocessor.
         wanted = max(1, min(2 * multiprocessors // (batch * gamma), min(SHARES, 2 * multiprocessors) // gamma))
     else:
         wanted = max(1, -(-8 * multiprocessors // (batch * gamma)))
