@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flashspec import rng
-from flashspec.bandits import Policy
-from flashspec.drafters.base import Drafter
-from flashspec.records import Candidate, Drafted, NextKind, NextToken, Round, Seconds, StopReason, Verdict
+from flashspec.bandits import Context, Policy, outcome_of
+from flashspec.drafters import Drafter, LookupDrafter
+from flashspec.evidence import Scorer
+from flashspec.records import Candidate, Drafted, Estimate, NextKind, NextToken, Round, Seconds, StopReason, Verdict
 from flashspec.sampling import SamplingParams, adjust, has_usable_rows, warp
 from flashspec.target import LanguageModel
 from flashspec.text import Labels, TextStream
@@ -66,6 +68,7 @@ class Outcome(NamedTuple):
     tau: int
     token: int
     grounds: Grounds | None
+    logits: Tensor  # [γ+1, V] as the target gave them
 
 
 class SpeculativeDecoder:
@@ -94,16 +97,22 @@ class SpeculativeDecoder:
         Raises ValueError, with a sentence for the reader, where the prompt does not fit or logits are not finite.
         """
         budget = self._budget(prompt, request)
+        if unknown := {arm.drafter for arm in policy.arms} - self.drafters.keys():
+            raise ValueError(f"There is no drafter {min(unknown)!r} here; choose among {', '.join(self.drafters)}.")
         committed, text = list(prompt), TextStream(self.tokenizer, request.stop)
         seed = rng.seeds(request.seed, device=self.device)
         if committed[:-1]:
             self.target.read(committed[:-1])
+        scorer = Scorer(self.drafters, policy.arms, len(prompt), request) if policy.feedback == "full" else None
+        late = 0.0  # seconds of learning from the last round, charged to the next
         for index in count():
-            arm, indices = policy.select(), policy.indices()
+            clock = _Clock(self.device, policy=late)
             generated = len(committed) - len(prompt)
-            gamma = min(arm.gamma, budget - generated - 1)
             position = torch.full_like(seed, len(committed))
-            clock = _Clock(self.device)
+            chosen, estimates = self._choose(policy, committed)
+            arm = policy.arms[int(chosen[0])]
+            gamma = min(arm.gamma, budget - generated - 1)
+            clock.lap("policy")
 
             block = self._draft(arm.drafter, committed, len(prompt), gamma, request, seed, position, clock)
             outcome = self._verify(block, committed, len(prompt), request, seed, position, clock)
@@ -117,12 +126,38 @@ class SpeculativeDecoder:
             round = Round(
                 index, int(position), arm, gamma, request.rule, self.verifier.name, *tokens,
                 tau=min(outcome.tau, len(emitted)), caught_up=block.caught_up, seconds=clock.seconds(),
-                stop="context" if stop == "length" and budget < request.max_new_tokens else stop, indices=indices,
+                stop="context" if stop == "length" and budget < request.max_new_tokens else stop, estimates=estimates,
             )  # fmt: skip
-            policy.update(round)
+            clock.lap("learn")
+            policy.update(chosen, outcome_of(round))
+            if scorer:
+                scorer.add(outcome.logits[: len(emitted)])
+                if (evidence := scorer.due(committed)) is not None:
+                    policy.observe(evidence)
+            late = clock.lap("learn")
             yield round
             if round.stop:
                 return
+
+    def _choose(self, policy: Policy, committed: list[int]) -> tuple[Any, dict[str, Estimate] | None]:
+        """The policy's choice [1] in view of the lookup's match and of what idle drafters have missed, and what it compared."""
+        if len(policy.arms) == 1:
+            return policy.select(), None
+        lookup = self.drafters.get("lookup")
+        if isinstance(lookup, LookupDrafter):
+            lookup.catch_up(committed)
+        match = lookup.match_length if isinstance(lookup, LookupDrafter) else 0
+        missed = {name: self.drafters[name].unread(committed) for name in {arm.drafter for arm in policy.arms}}
+        unread = [max(missed[arm.drafter] - CONTINUOUS_USE, 0) for arm in policy.arms]
+        chosen = policy.select(Context(np.array([match]), np.array([unread])))
+        (means, widths), indices = policy.components(), policy.indices()
+        estimates = {
+            str(arm): Estimate(
+                *(float(v) if np.isfinite(v) else None for v in (indices[0, k], means[0, k], widths[0, k]))
+            )
+            for k, arm in enumerate(policy.arms)
+        }
+        return chosen, estimates
 
     def _budget(self, prompt: Sequence[int], request: Request) -> int:
         """Tokens that may be generated."""
@@ -207,8 +242,9 @@ class SpeculativeDecoder:
     ) -> Outcome:
         """One target forward and one judgement, of which the host reads the tokens, tau and status at once."""
         raw = self.target.read([*committed, *block.ids], keep=len(block.ids) + 1)  # [1, γ+1, V]
+        logits = raw[0]
         if request.sampling.adjusts:
-            raw = adjust(raw[0].float(), request.sampling, committed, prompt, block.ids)[None]
+            raw = adjust(logits.float(), request.sampling, committed, prompt, block.ids)[None]
         clock.lap("target")
         draft = Draft(torch.tensor([block.ids], dtype=torch.int64, device=self.device), block.q)
         settings = Settings.of(request.sampling, 1, self.device)
@@ -222,7 +258,7 @@ class SpeculativeDecoder:
         grounds = verdict.grounds
         if grounds is None and request.candidates:
             grounds = ReferenceVerifier().verify(raw, draft, settings, request.rule, seed, position).grounds
-        return Outcome(tau, tokens[tau], grounds)
+        return Outcome(tau, tokens[tau], grounds, logits)
 
     def _cut(
         self, tokens: list[int], text: TextStream, room: int, request: Request
@@ -251,7 +287,7 @@ class SpeculativeDecoder:
         self, block: Block, outcome: Outcome, emitted: int, pieces: list[str], width: int
     ) -> tuple[tuple[Drafted, ...], NextToken | None]:
         """Everything that the page shows about a round, as plain numbers."""
-        tau, token, grounds = outcome
+        tau, token, grounds, _ = outcome
         gamma, kept = len(block.ids), min(tau, emitted)
         drawn: list[dict[str, Any]] = [{} for _ in block.ids]
         next_p: float | None = None
@@ -305,15 +341,16 @@ def _one_hot(token: int, vocabulary: int, device: torch.device) -> Tensor:
 class _Clock:
     """Splits the time of a round. On a GPU it waits for the device at each lap, so that work is charged where it was done."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, **laps: float) -> None:
         self._device = device
-        self._laps: dict[str, float] = {}
+        self._laps = laps
         self._last = self._now()
 
-    def lap(self, name: str) -> None:
+    def lap(self, name: str) -> float:
         now = self._now()
-        self._laps[name] = self._laps.get(name, 0.0) + now - self._last
-        self._last = now
+        passed, self._last = now - self._last, now
+        self._laps[name] = self._laps.get(name, 0.0) + passed
+        return passed
 
     def seconds(self) -> Seconds:
         return Seconds(**self._laps)

@@ -30,6 +30,18 @@ class Arm(NamedTuple):
         return self.drafter if self.gamma == 0 else f"{self.drafter} γ={self.gamma}"
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """What a policy thought of an arm before it chose: the index it compared, and the estimate and width behind it.
+
+    None where it is infinite: an arm that was never tried.
+    """
+
+    index: float | None
+    mean: float | None
+    width: float | None
+
+
 class Candidate(NamedTuple):
     """One vocabulary entry at one position. q and residual are None where there is no such distribution."""
 
@@ -76,10 +88,11 @@ class Seconds:
     verify: float = 0.0
     catch_up: float = 0.0
     other: float = 0.0
+    policy: float = 0.0  # choosing, learning and scoring idle drafters; what follows a round is charged to the next
 
     @property
     def total(self) -> float:
-        return self.draft + self.target + self.verify + self.catch_up + self.other
+        return self.draft + self.target + self.verify + self.catch_up + self.other + self.policy
 
 
 @dataclass(frozen=True)
@@ -98,7 +111,7 @@ class Round:
     caught_up: int  # tokens the drafter had to read before drafting
     seconds: Seconds
     stop: StopReason | None = None
-    indices: Mapping[str, float] | None = None  # the policy's index of every arm before the choice
+    estimates: Mapping[str, Estimate] | None = None  # what the policy compared, by arm; None where there was no choice
 
     @property
     def emitted(self) -> tuple[int, ...]:

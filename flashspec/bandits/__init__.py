@@ -1,37 +1,81 @@
-"""Policies: which arm (drafter, γ) the next round uses. numpy at most; no torch, no models in here."""
+"""Policies: which arm (drafter, γ) the next round uses. numpy only; no torch, no models in here.
+
+Begin with `base` (what a policy is), then `rates` (the policies that fit the task); `stochastic` and `changing` are the classics,
+`full` learns from all drafters at once, `baselines` is what they have to beat.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
-from flashspec.records import Arm, Round
+from flashspec.bandits.base import Context, Evidence, Outcome, Policy, outcome_of
+from flashspec.bandits.baselines import Fixed, LookupElseDraft, RoundRobin, UniformRandom, hand_rule
+from flashspec.bandits.changing import EXP3, EXP3S, DiscountedThompson, DiscountedUCB, SlidingWindowUCB
+from flashspec.bandits.costs import CostTable
+from flashspec.bandits.full import Hedge, ThroughputGreedy
+from flashspec.bandits.rates import ContextualThompson, GeometricThompson, RateThompson, RateUCB
+from flashspec.bandits.rewards import AcceptanceRate, AcceptedTokens, MeanRate, TokensPerSecond
+from flashspec.bandits.stochastic import KLUCB, UCB1, UCB2, UCBV, EpsilonGreedy, FollowTheLeader, ThompsonSampling
+from flashspec.records import Arm
+
+DEFAULT = "contextual"
+
+_REWARDED = {
+    "follow-the-leader": FollowTheLeader,
+    "epsilon-greedy": EpsilonGreedy,
+    "ucb1": UCB1,
+    "ucb2": UCB2,
+    "ucb-v": UCBV,
+    "kl-ucb": KLUCB,
+    "thompson": ThompsonSampling,
+    "exp3": EXP3,
+    "exp3.s": EXP3S,
+    "sliding-window-ucb": SlidingWindowUCB,
+    "discounted-ucb": DiscountedUCB,
+    "discounted-thompson": DiscountedThompson,
+}
+_RATED = {
+    "rate-ucb": RateUCB,
+    "rate-thompson": RateThompson,
+    "geometric": GeometricThompson,
+    "contextual": ContextualThompson,
+    "throughput-greedy": ThroughputGreedy,
+    "hedge": Hedge,
+}
+POLICIES = ("random", "round-robin", "rule", *_REWARDED, *_RATED)
 
 
-class Policy(Protocol):
-    """Chooses an arm before each round and learns from the round afterwards."""
+def policy(name: str, arms: Sequence[Arm], costs: CostTable, *, runs: int = 1, seed: int = 0, dwell: int = 1) -> Policy:
+    """The policy of that name on `arms`, rewarded by tokens ÷ tabled cost. Raises ValueError, with a sentence, for another name."""
+    if name == "random":
+        return UniformRandom(arms, runs=runs, seed=seed, dwell=dwell)
+    if name == "round-robin":
+        return RoundRobin(arms, runs=runs, dwell=dwell)
+    if name == "rule":
+        return hand_rule(arms, runs)
+    if name in _REWARDED:
+        make: Callable[..., Policy] = _REWARDED[name]
+        return make(arms, TokensPerSecond(costs), runs=runs, seed=seed, dwell=dwell)
+    if name in _RATED:
+        make = _RATED[name]
+        return make(arms, costs, runs=runs, seed=seed, dwell=dwell)
+    raise ValueError(f"There is no policy {name!r}; choose one of {', '.join(POLICIES)}.")
 
-    def select(self) -> Arm:
-        """The arm of the next round."""
 
-    def update(self, round: Round) -> None:
-        """Learn from a finished round."""
-
-    def indices(self) -> Mapping[str, float] | None:
-        """The index of every arm that the next choice compares, or None where nothing is compared."""
-
-
-class Fixed:
-    """Always the same arm."""
-
-    def __init__(self, arm: Arm) -> None:
-        self._arm = arm
-
-    def select(self) -> Arm:
-        return self._arm
-
-    def update(self, round: Round) -> None:
-        return None
-
-    def indices(self) -> None:
-        return None
+__all__ = [
+    "DEFAULT",
+    "POLICIES",
+    "AcceptanceRate",
+    "AcceptedTokens",
+    "Context",
+    "CostTable",
+    "Evidence",
+    "Fixed",
+    "LookupElseDraft",
+    "MeanRate",
+    "Outcome",
+    "Policy",
+    "TokensPerSecond",
+    "outcome_of",
+    "policy",
+]

@@ -17,6 +17,9 @@ class Drafter(Protocol):
         Returns how many tokens had to be read. Whatever the drafter saw before, rejected tokens included, must not show.
         """
 
+    def unread(self, context: Sequence[int]) -> int:
+        """How many tokens `catch_up` would have to read now."""
+
     def next(self, drafted: Sequence[int]) -> Tensor | int | None:
         """What follows `context` + `drafted`.
 

@@ -38,6 +38,13 @@ class LookupDrafter:
                 break
         return 0
 
+    def unread(self, context: Sequence[int]) -> int:
+        return 0
+
+    def again(self) -> LookupDrafter:
+        """Another one with the same settings and nothing read."""
+        return LookupDrafter(self._lengths[0], self._lengths[-1])
+
     def next(self, drafted: Sequence[int]) -> int | None:
         if self._match is None:
             return None

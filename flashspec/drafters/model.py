@@ -25,7 +25,7 @@ class ModelDrafter:
 
     def catch_up(self, context: Sequence[int]) -> int:
         self._context = list(context)
-        missed = len(self._context) - self.model.held(self._context)
+        missed = self.unread(context)
         self._logits = self._read(self._context)
         return missed if self._logits is not None else 0
 
@@ -33,12 +33,26 @@ class ModelDrafter:
         logits = self._read([*self._context, *drafted]) if drafted else self._logits
         if logits is None:
             return None
-        logits = logits[0, -1, : self._vocabulary]
-        missing = self._vocabulary - len(logits)
+        return self._fit(logits[0])[-1]
+
+    def unread(self, context: Sequence[int]) -> int:
+        return len(context) - self.model.held(context)
+
+    def score(self, text: Sequence[int], count: int) -> Tensor | None:
+        """Logits [count, V] that it would have had for each of the last `count` tokens of `text`; None where it cannot read them."""
+        text = list(text[:-1])
+        self.model.cut(len(text) - count)  # a cache gives no logits: the positions must be read (again)
+        logits = self._read(text, count)
+        return None if logits is None else self._fit(logits[0])
+
+    def _fit(self, logits: Tensor) -> Tensor:
+        """Its vocabulary cut or padded to the target's: [n, V'] -> [n, V]."""
+        logits = logits[:, : self._vocabulary]
+        missing = self._vocabulary - logits.shape[1]
         return torch.nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing else logits
 
-    def _read(self, tokens: list[int]) -> Tensor | None:
+    def _read(self, tokens: list[int], keep: int = 1) -> Tensor | None:
         unread = tokens[self.model.held(tokens) :]
         if len(tokens) > self.model.context_length or any(token >= self.model.vocabulary for token in unread):
             return None
-        return self.model.read(tokens)
+        return self.model.read(tokens, keep)

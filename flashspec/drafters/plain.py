@@ -11,5 +11,8 @@ class PlainDrafter:
     def catch_up(self, context: Sequence[int]) -> int:
         return 0
 
+    def unread(self, context: Sequence[int]) -> int:
+        return 0
+
     def next(self, drafted: Sequence[int]) -> None:
         return None

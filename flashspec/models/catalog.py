@@ -92,6 +92,13 @@ class Family:
             raise ValueError(f"{self.name} has no drafter {drafter!r}; choose among {', '.join(self.drafters)}.")
         return Arm(drafter, 0 if drafter == "plain" else gamma)
 
+    def arms(self) -> tuple[Arm, ...]:
+        """The arms that a policy chooses among: none without a reason to win somewhere."""
+        models = list(self.models)
+        arms = [Arm("plain", 0), Arm("lookup", 3), Arm("lookup", 8)]
+        arms += [Arm(name, gamma) for name in models for gamma in (1, 2, 4)]
+        return (*arms, *(Arm(f"lookup-else-{name}", 3) for name in models[-1:]))
+
     def cached(self) -> list[CachedModel]:
         """The target, its model drafters and its early exit, each with an empty cache."""
         shallow = early_exit(self.target, self.exit_layers)

@@ -5,6 +5,7 @@ import torch
 from worlds import cached, decoder, ids, llama, run
 
 from flashspec.bandits import Fixed
+from flashspec.bandits.baselines import RoundRobin
 from flashspec.engine import Request
 from flashspec.models.catalog import Family
 from flashspec.records import Arm
@@ -18,22 +19,10 @@ def text(family: Family, prompt: str, arm: Arm, request: Request) -> list[int]:
     return ids(list(family.decoder().rounds(family.encode(prompt), request, Fixed(arm))))
 
 
-class Hopping:
+def hopping(names) -> RoundRobin:
     """A policy that never stays: drafters idle, catch up and idle again."""
-
-    def __init__(self, names) -> None:
-        self.arms = [Arm(name, 0 if name == "plain" else gamma) for gamma in (1, 3, 8) for name in names]
-        self.at = 0
-
-    def select(self) -> Arm:
-        self.at += 1
-        return self.arms[self.at * 7 % len(self.arms)]
-
-    def update(self, round) -> None:
-        pass
-
-    def indices(self) -> None:
-        pass
+    arms = [Arm(name, 0 if name == "plain" else gamma) for gamma in (1, 3, 8) for name in names]
+    return RoundRobin([arms[i * 7 % len(arms)] for i in range(len(arms))])
 
 
 @pytest.mark.parametrize("gamma", [1, 4, 8])
@@ -61,7 +50,7 @@ def test_coupled_text_depends_on_the_seed_alone(embedded) -> None:
         for name in embedded.drafters:
             for gamma in (1, 5):
                 assert text(embedded, PROMPTS[0], Arm(name, gamma), request) == wanted, (name, gamma)
-        rounds = embedded.decoder().rounds(embedded.encode(PROMPTS[0]), request, Hopping(embedded.drafters))
+        rounds = embedded.decoder().rounds(embedded.encode(PROMPTS[0]), request, hopping(embedded.drafters))
         assert ids(list(rounds)) == wanted
 
 

@@ -5,6 +5,7 @@ import torch
 from worlds import ByteTokenizer, ScriptedModel, cached, decoder, ids, llama, random_logits, run, says
 
 from flashspec.bandits import Fixed
+from flashspec.bandits.baselines import RoundRobin
 from flashspec.engine import Request
 from flashspec.records import Arm, totals
 from flashspec.sampling import SamplingParams, warp
@@ -65,24 +66,9 @@ def test_drafter_equal_to_target_is_always_accepted(temperature, rule) -> None:
     assert total.accepted >= 0.99 * total.drafted if temperature == 1.0 else total.accepted == total.drafted
 
 
-class Alternating:
-    def __init__(self, *arms: Arm) -> None:
-        self.arms, self.at = arms, -1
-
-    def select(self) -> Arm:
-        self.at += 1
-        return self.arms[self.at % len(self.arms)]
-
-    def update(self, round) -> None:
-        pass
-
-    def indices(self) -> None:
-        pass
-
-
 def test_idle_drafter_catches_up_and_is_charged() -> None:
     engine = decoder(cached(0), {"one": cached(1), "two": cached(2)})
-    policy = Alternating(Arm("one", 3), Arm("one", 3), Arm("two", 3))
+    policy = RoundRobin([Arm("one", 3), Arm("one", 3), Arm("two", 3)])
     rounds = list(engine.rounds(PROMPT, Request(max_new_tokens=40), policy))
     twos = [round for round in rounds if round.arm.drafter == "two" and round.gamma]
     assert all(round.caught_up > 2 and round.seconds.catch_up > 0 for round in twos[1:])

@@ -1,0 +1,259 @@
+"""Policies whose objective is the rate itself, tokens ÷ seconds: RateUCB, RateThompson, GeometricThompson, ContextualThompson.
+
+Y: tokens of a round, C: its seconds. "Always arm k" delivers ρ_k = E[Y]/E[C] tokens a second (renewal–reward), so statistics are kept
+of sums, never of single rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flashspec.bandits.base import Context, Outcome, Rated
+from flashspec.bandits.costs import CostTable
+from flashspec.records import Arm
+
+Array = Any
+
+STAY = 8  # rounds over which the seconds of a catch-up are spread when arms are compared
+
+
+class _Measuring(Rated):
+    """Keeps ΣY, ΣC and their second moments per arm."""
+
+    def reset(self) -> None:
+        super().reset()
+        shape = (self.runs, len(self.arms))
+        self._y, self._c, self._yy, self._yc, self._cc = (np.zeros(shape) for _ in range(5))
+
+    def learn(self, chosen: Array, outcome: Outcome) -> None:
+        rows, y = np.arange(self.runs), outcome.tokens
+        c = outcome.seconds + outcome.catch_up
+        for total, value in ((self._y, y), (self._c, c), (self._yy, y * y), (self._yc, y * c), (self._cc, c * c)):
+            total[rows, chosen] += value
+
+    def rates(self) -> Array:
+        """ΣY / ΣC, starting from what the table and one accepted half block would give: [runs, K]."""
+        return (self._y + self._prior_tokens()) / (self._c + self.costs.usual)
+
+    def deviations(self) -> Array:
+        """Standard error of the rate by the delta method, √(Var(Y − ρC)/n)/E[C]: [runs, K]."""
+        rho = self.rates()
+        squares = self._yy - 2 * rho * self._yc + rho**2 * self._cc
+        n = self.pulls + 1
+        prior = (self.gammas + 1) ** 2 / 12  # one imagined round, any length of the block equally likely
+        return np.sqrt((np.maximum(squares, 0) + prior) / n) / np.sqrt(n) / ((self._c + self.costs.usual) / n)
+
+    def _prior_tokens(self) -> Array:
+        return 1 + self.gammas / 2
+
+
+class RateUCB(_Measuring):
+    """ρ̂ + √(2 ln t)·σ̂(ρ̂): UCB on the ratio, its width by the delta method."""
+
+    def score(self, context: Context) -> Array:
+        estimate, bonus = self.components()
+        return np.where(self.pulls == 0, np.inf, estimate + bonus)
+
+    def components(self) -> tuple[Array, Array]:
+        """Rate and width in tokens per second."""
+        return self.rates(), np.sqrt(2 * np.log(np.maximum(self.rounds, 1)))[:, None] * self.deviations()
+
+
+class RateThompson(_Measuring):
+    """A draw from Normal(ρ̂, σ̂(ρ̂)²) for every arm."""
+
+    def score(self, context: Context) -> Array:
+        estimate, deviation = self.components()
+        return estimate + deviation * self.rng.standard_normal(estimate.shape)
+
+    def components(self) -> tuple[Array, Array]:
+        """Rate and its standard error in tokens per second."""
+        return self.rates(), self.deviations()
+
+
+class GeometricThompson(Rated):
+    """Thompson sampling on the acceptance α of one drafted token, a Beta posterior that all block lengths of a drafter share.
+
+    A round that accepts k of n drafted tokens is k successes and, if k < n, one failure. With m, the share of rounds in which the drafter
+    proposes anything (a Beta posterior too), E[Y] = 1 + m(α + … + α^γ), and the tabled cost gives the rate. `discount` per round forgets.
+    """
+
+    def __init__(
+        self,
+        arms: Sequence[Arm],
+        costs: CostTable,
+        *,
+        discount: float = 1.0,
+        runs: int = 1,
+        seed: int = 0,
+        dwell: int = 1,
+    ) -> None:
+        names = list(dict.fromkeys(arm.drafter for arm in arms))
+        self._drafter = np.array([names.index(arm.drafter) for arm in arms])  # [K]
+        self._names, self.discount = names, discount
+        super().__init__(arms, costs, runs=runs, seed=seed, dwell=dwell)
+
+    def reset(self) -> None:
+        super().reset()
+        shape = (self.runs, len(self._names))
+        self._accepted, self._refused, self._proposed, self._silent = (np.zeros(shape) for _ in range(4))
+
+    def learn(self, chosen: Array, outcome: Outcome) -> None:
+        rows, who = np.arange(self.runs), self._drafter[chosen]
+        for counts in (self._accepted, self._refused, self._proposed, self._silent):
+            counts *= self.discount
+        self._accepted[rows, who] += outcome.accepted
+        self._refused[rows, who] += outcome.accepted < outcome.drafted
+        self._proposed[rows, who] += outcome.drafted > 0
+        self._silent[rows, who] += outcome.drafted == 0
+        self.measure(chosen, outcome)
+
+    def score(self, context: Context) -> Array:
+        alpha = self.rng.beta(1 + self._accepted, 1 + self._refused)
+        proposes = self.rng.beta(1 + self._proposed, 1e-3 + self._silent)  # believed to propose until it fails to
+        return self._rate(alpha, proposes, context)
+
+    def components(self) -> tuple[Array, Array]:
+        """Rate at the posterior means, and the half width between the rates at α ± one standard deviation."""
+        a, b = 1 + self._accepted, 1 + self._refused
+        mean, deviation = a / (a + b), np.sqrt(a * b / ((a + b) ** 2 * (a + b + 1)))
+        proposes = (1 + self._proposed) / (1 + self._proposed + 1e-3 + self._silent)
+        low, middle, high = (self._rate(np.clip(mean + s * deviation, 0, 1), proposes, Context()) for s in (-1, 0, 1))
+        return middle, (high - low) / 2
+
+    def _rate(self, alpha: Array, proposes: Array, context: Context) -> Array:
+        """Tokens per second of every arm: [runs, D], [runs, D] -> [runs, K]."""
+        alpha, m = alpha[:, self._drafter], proposes[:, self._drafter]
+        accepted = _geometric(alpha, self.gammas)
+        return (1 + m * accepted) / (self.costs.usual + self.costs.catch_up * context.unread / STAY)
+
+
+def _geometric(alpha: Array, gammas: Array) -> Array:
+    """α + α² + … + α^γ: [runs, K], [K] -> [runs, K]."""
+    one = alpha >= 1 - 1e-9
+    return np.where(one, gammas, alpha * (1 - alpha**gammas) / np.where(one, 1, 1 - alpha))
+
+
+class ContextualThompson(Rated):
+    """Thompson sampling that looks at the lookup's match first: who drafts, how far, may differ with the length of the match.
+
+    For every source (lookup, each model), context and depth it keeps a Beta posterior on "accepted, given that all before were": the
+    product-limit form of the expected tokens, right also where acceptance comes all or nothing. Depths without data lean on the source's
+    pooled acceptance. The choice maximises E[Y|z] − ρ·c(z) with the rate ρ that the policy itself delivers: where the context flips
+    from round to round, taking the best *rate* of each context is not the fastest way to finish a text. `discount` per round forgets.
+    """
+
+    bins = 4  # no match, a match of 2, of 3, of 4 or more tokens
+
+    def __init__(
+        self,
+        arms: Sequence[Arm],
+        costs: CostTable,
+        *,
+        discount: float = 0.98,
+        memory: float = 0.97,
+        runs: int = 1,
+        seed: int = 0,
+        dwell: int = 1,
+    ) -> None:
+        pairs = [sources(arm) for arm in arms]  # who drafts with a match, who without
+        self._sources = list(dict.fromkeys(source for pair in pairs for source in pair))
+        self._who = np.array([[self._sources.index(source) for source in pair] for pair in pairs])  # [K, 2]
+        self._lookups = np.array([source == "lookup" for source in self._sources])
+        self._depth = max(max(arm.gamma for arm in arms), 1)
+        self.discount, self.memory = discount, memory
+        super().__init__(arms, costs, runs=runs, seed=seed, dwell=dwell)
+
+    def reset(self) -> None:
+        super().reset()
+        shape = (self.runs, len(self._sources), self.bins, self._depth)
+        self._accepted, self._refused = np.zeros(shape), np.zeros(shape)
+        self._context = np.zeros(self.runs, int)
+        self._tokens, self._seconds = np.zeros(self.runs), np.zeros(self.runs)
+
+    def score(self, context: Context) -> Array:
+        self._context = np.broadcast_to(context_bin(context.match_length, self.bins), self.runs)
+        a, b = self._posterior()
+        expected, cost = self._expected(self.rng.beta(a, b)), self._cost(context)
+        fallback = (expected / cost).max(1)
+        rho = np.where(self._seconds > 0, self._tokens / np.where(self._seconds > 0, self._seconds, 1), fallback)
+        return expected - rho[:, None] * cost
+
+    def components(self) -> tuple[Array, Array]:
+        """Rate at the posterior means in the present context, and half the spread between ± one standard deviation."""
+        a, b = self._posterior()
+        mean, deviation = a / (a + b), np.sqrt(a * b / ((a + b) ** 2 * (a + b + 1)))
+        cost = self._cost(Context())
+        low, middle, high = (self._expected(np.clip(mean + s * deviation, 0, 1)) / cost for s in (-1, 0, 1))
+        return middle, (high - low) / 2
+
+    def learn(self, chosen: Array, outcome: Outcome) -> None:
+        rows = np.arange(self.runs)
+        source = self._who[chosen, (self._context == 0).astype(int)]
+        self._accepted *= self.discount
+        self._refused *= self.discount
+        depth = np.arange(self._depth)
+        where = (rows, source, self._bin(source))
+        self._accepted[where] += depth < outcome.accepted[:, None]
+        self._refused[where] += (depth == outcome.accepted[:, None]) & (depth < outcome.drafted[:, None])
+        self._tokens = self.memory * self._tokens + outcome.tokens
+        self._seconds = self.memory * self._seconds + outcome.seconds + outcome.catch_up
+        self.measure(chosen, outcome)
+
+    def _bin(self, source: Array) -> Array:
+        """The context as the source sees it: a model only whether there is a match at all."""
+        return np.where(self._lookups[source], self._context, np.minimum(self._context, 1))
+
+    def _posterior(self) -> tuple[Array, Array]:
+        """Beta parameters of every source and depth in the present context: [runs, S, depth] twice."""
+        rows = np.arange(self.runs)[:, None]
+        every = np.arange(len(self._sources))[None]
+        bins = np.where(self._lookups[None], self._context[:, None], np.minimum(self._context, 1)[:, None])
+        accepted, refused = self._accepted[rows, every, bins], self._refused[rows, every, bins]
+        pooled = (1 + accepted.sum(-1, keepdims=True)) / (2 + (accepted + refused).sum(-1, keepdims=True))
+        strength = 2.0
+        return strength * pooled + accepted, strength * (1 - pooled) + refused
+
+    def _expected(self, chances: Array) -> Array:
+        """Tokens of a round for every arm in the present context: [runs, S, depth] -> [runs, K]."""
+        survival = chances.cumprod(-1).cumsum(-1)  # accepted tokens expected of a block of 1, 2, … depth
+        source = self._source()
+        none = np.array([name is None for name in self._sources])[source]
+        accepted = survival[np.arange(self.runs)[:, None], source, np.maximum(self.gammas - 1, 0)[None]]
+        return 1 + np.where(none | (self.gammas == 0), 0.0, accepted)
+
+    def _source(self) -> Array:
+        """Who would draft for every arm in the present context: [runs, K]."""
+        return self._who[np.arange(len(self.arms))[None], (self._context == 0).astype(int)[:, None]]
+
+    def _cost(self, context: Context) -> Array:
+        """Seconds of the round of every arm in the present context: [runs, K]."""
+        source = self._source()
+        silent = np.array([name is None for name in self._sources])[source]
+        drafted = np.where(silent, 0, self.gammas)
+        seconds = self.costs.seconds[np.arange(len(self.arms))[None], drafted]
+        cheap = self._lookups[source]  # a composite arm whose lookup found a match pays no model
+        bare = next((k for k, arm in enumerate(self.arms) if arm.drafter == "lookup"), None)
+        if bare is not None:
+            seconds = np.where(cheap, self.costs.seconds[bare][drafted], seconds)
+        wake = np.where(silent | cheap, 0.0, self.costs.catch_up * context.unread / STAY)
+        return seconds + wake
+
+
+def sources(arm: Arm) -> tuple[str | None, str | None]:
+    """Who drafts for an arm where lookup has a match, and where it has none; None drafts nothing."""
+    if arm.drafter == "plain" or arm.gamma == 0:
+        return None, None
+    if arm.drafter == "lookup":
+        return "lookup", None
+    if arm.drafter.startswith("lookup-else-"):
+        return "lookup", arm.drafter.removeprefix("lookup-else-")
+    return arm.drafter, arm.drafter
+
+
+def context_bin(match_length: Array, bins: int) -> Array:
+    """0 without a match, then one bin for each length from 2, the last for all longer ones."""
+    return np.clip(np.asarray(match_length) - 1, 0, bins - 1)

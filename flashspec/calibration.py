@@ -1,0 +1,34 @@
+"""Start-up measurement of a cost table: a few real rounds of every arm on this machine, with the settings that will be used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+from flashspec.bandits import CostTable
+from flashspec.bandits.baselines import RoundRobin
+from flashspec.engine import Request, SpeculativeDecoder
+from flashspec.records import Arm, Round
+
+TEXT = "The quick brown fox jumps over the lazy dog. " * 4  # repeats itself, so that a lookup drafts in every round
+
+
+def measure_costs(decoder: SpeculativeDecoder, arms: Sequence[Arm], request: Request, passes: int = 4) -> CostTable:
+    """Play every arm `passes` times in turn, after one turn for warming up, and take medians.
+
+    The decoder should be one that nothing else uses. The seconds spent are a few dozen rounds.
+    """
+    endless = SpeculativeDecoder(
+        decoder.target, decoder.drafters, decoder.tokenizer, (), decoder.device, decoder.verifier
+    )
+    prompt = decoder.tokenizer.encode(TEXT)
+    wanted = len(arms) * (passes + 1)
+    room = decoder.target.context_length - len(prompt)
+    longest = max(arm.gamma for arm in arms) + 1
+    request = replace(request, max_new_tokens=min(wanted * longest + longest, room), stop=(), stop_below=0.0)
+    policy, rounds = RoundRobin(arms), list[Round]()
+    while len(rounds) < wanted:  # a small context may end before every arm had its turns
+        rounds += islice(endless.rounds(prompt, request, policy), wanted - len(rounds))
+        request = replace(request, seed=request.seed + 1)
+    return CostTable.measured(arms, rounds[len(arms) :] if passes else rounds)
