@@ -3,8 +3,8 @@
 import argparse
 import os
 
-# Before torch: threads that spin while they wait slow a small machine down ten-fold.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Before torch: waiting threads spin for some microseconds, then sleep (see flashspec/cli.py).
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 from flashspec.ui.page import build, launch
 

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-# Two threads that spin while they wait slow each other down ten-fold on a busy small machine; this must precede torch.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# OpenMP threads that spin for long slow each other down ten-fold on a busy small machine; threads that sleep at once cost a third of the
+# speed on a quiet one. So they spin for some microseconds. This must precede torch.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 if TYPE_CHECKING:
     from flashspec.engine import Request
@@ -93,6 +94,17 @@ def _parser() -> argparse.ArgumentParser:
         "--compile", type=int, default=0, metavar="N", help="also torch.compile for the first N of four shapes"
     )
     verify.set_defaults(run=_bench_verify)
+    bandit = kinds.add_parser("bandit", help="does choosing the drafter pay? every policy against every fixed arm")
+    _family_options(bandit)
+    bandit.add_argument("--prompts", metavar="FILE", help="JSON lines in the format of Spec-Bench (default: our own)")
+    bandit.add_argument("--per-workload", type=int, default=5, metavar="N", help="prompts of each workload (default 5)")
+    bandit.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    bandit.add_argument("--temperature", type=float, default=0.7)
+    bandit.add_argument("--rule", default="block", help="token, block or coupled (default block)")
+    bandit.add_argument("--policies", nargs="+", default=None, metavar="NAME", help="these only")
+    bandit.add_argument("--live", type=int, default=1, metavar="N", help="passes by the clock, 0 for replay alone")
+    bandit.add_argument("--out", metavar="FILE", help="keep the result as JSON")
+    bandit.set_defaults(run=_bench_bandit)
     shown = kinds.add_parser("report", help="table and plot of a saved result")
     shown.add_argument("result", help="JSON of `bench verify`")
     shown.add_argument("--readme", metavar="FILE", help="write the table between its marks")
@@ -115,6 +127,9 @@ def _family_options(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--drafters", nargs="*", default=None, metavar="MODEL", help="model drafters for the target")
     models.add_argument("--device", default="auto", help="auto, cpu or cuda")
     models.add_argument("--four-bit", action="store_true", help="load the target in 4 bits (bitsandbytes)")
+    models.add_argument(
+        "--layout", default="auto", help="weights on a CPU: auto, int8, bfloat16, float32, transformers"
+    )
     models.add_argument("--exit-layers", type=int, default=None, help="depth of the early exit (default: a quarter)")
 
 
@@ -128,6 +143,7 @@ def _load(options: argparse.Namespace) -> Family:
         device=options.device,
         four_bit=options.four_bit,
         exit_layers=options.exit_layers,
+        layout=options.layout,
     )
 
 
@@ -156,7 +172,12 @@ def _generate(options: argparse.Namespace) -> int:
         _print_totals(totals(rounds), arm, request, rounds[-1].stop if rounds else None, decoder.verifier.name)
         if options.save and rounds:
             trace = Trace(
-                family.name, prompt, len(ids), _settings(request, arm), describe(family.target), tuple(rounds)
+                family.name,
+                prompt,
+                len(ids),
+                _settings(request, arm),
+                describe(family.target, family.layout),
+                tuple(rounds),
             )
             with open(options.save, "wb") as file:
                 file.write(trace.to_json())
@@ -233,6 +254,7 @@ def _print_totals(total: Totals, arm: object, request: Request, stop: str | None
 
 def _check(options: argparse.Namespace) -> int:
     from flashspec.check import check, report
+    from flashspec.machine import describe
 
     if options.samples < 1000:
         raise ValueError(
@@ -242,7 +264,7 @@ def _check(options: argparse.Namespace) -> int:
         if temperature < 0:
             raise ValueError(f"Temperature {temperature} is negative; choose 0 or more.")
     family = _load(options)
-    print(f"{family.name} on {family.target.device}, {family.target.dtype}\n")
+    print(f"{family.name} on {family.target.device}, {describe(family.target, family.layout)['dtype']}\n")
     passed = report(check(family, options.temperatures, options.top_p, options.samples, options.only, options.rules))
     return 0 if passed else 1
 
@@ -260,6 +282,33 @@ def _bench_verify(options: argparse.Namespace) -> int:
     for row in result["accept_only"]:
         print(f"B={row['B']:<4} γ={row['gamma']} V={row['V']}  graph {row['graph']}  launched {row['launched']}")
     keep(result)
+    return 0
+
+
+def _bench_bandit(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from flashspec import bandits
+    from flashspec.bench import bandit
+    from flashspec.bench.workloads import workloads
+
+    names = tuple(options.policies or bandits.POLICIES)
+    if unknown := [name for name in names if name not in bandits.POLICIES]:
+        raise ValueError(f"There is no policy {unknown[0]!r}; choose among {', '.join(bandits.POLICIES)}.")
+    if options.per_workload < 1:
+        raise ValueError(f"{options.per_workload} prompts of each workload measure nothing; ask for at least 1.")
+    prompts = {kind: some[: options.per_workload] for kind, some in workloads(options.prompts).items()}
+    result = bandit.run(
+        _load(options),
+        prompts,
+        temperature=options.temperature,
+        rule=options.rule,
+        tokens=options.max_new_tokens,
+        policies=names,
+        live=options.live,
+    )
+    if options.out:
+        bandit.save(result, Path(options.out))
     return 0
 
 

@@ -225,10 +225,8 @@ class SpeculativeDecoder:
             return int(logits.argmax(-1)), None
         row = warp(logits, request.sampling)
         if request.rule == "coupled":  # the noise with which the target will choose at that position
-            noise = rng.exponentials(seed, position + offset, row.shape[-1], rng.RACE)
-        else:
-            noise = rng.exponentials(seed, position, row.shape[-1], rng.DRAFT, offset)
-        return int(rng.race(row, noise)), row
+            return int(rng.race(row, rng.exponentials(seed, position + offset, row.shape[-1], rng.RACE))), row
+        return int(rng.inverse(row, rng.uniforms(seed, position, 1, rng.DRAFT, offset))), row
 
     def _verify(
         self,

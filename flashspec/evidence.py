@@ -99,7 +99,7 @@ def lookup_evidence(lookup: LookupDrafter, text: Sequence[int], positions: range
         drafted[row] = len(proposal)
         agree = [a == b for a, b in zip(proposal, text[at : at + depth], strict=False)]
         hits[row, : len(agree)] = np.cumprod(agree) if agree else 0
-    return Evidence(hits, drafted), np.array(lengths, int)
+    return Evidence(hits, drafted, drafted > 0), np.array(lengths, int)
 
 
 def evidence(
@@ -119,7 +119,8 @@ def evidence(
     """
     depth = max(max(arm.gamma for arm in arms), 1)
     n = len(positions)
-    silent = Evidence(np.zeros((n, depth)), np.zeros(n, int))
+    never = np.zeros(n, bool)
+    silent = Evidence(np.zeros((n, depth)), np.zeros(n, int), never)
     known: dict[int, Evidence] = {}
     match = np.zeros(n, int)
 
@@ -131,14 +132,13 @@ def evidence(
             found, match = lookup_evidence(drafter, text, positions, depth)
         elif isinstance(drafter, LookupElseDrafter):
             first, second = of(drafter.lookup), of(drafter.otherwise)
-            hit = first.drafted > 0
-            found = Evidence(
-                np.where(hit[:, None], first.survival, second.survival), np.where(hit, first.drafted, second.drafted)
-            )
+            hit = first.match
+            rows = np.where(hit[:, None], first.survival, second.survival)
+            found = Evidence(rows, np.where(hit, first.drafted, second.drafted), hit)
         elif isinstance(drafter, ModelDrafter) and (q_logits := drafter.score(text, n)) is not None:
             like = likeness(p_logits, q_logits, text, prompt, request, positions)
             rows = survival(like.ratio, depth, request.rule, like.overlap if average else None)
-            found = Evidence(rows, np.full(n, depth))
+            found = Evidence(rows, np.full(n, depth), never)
         else:
             found = silent
         known[id(drafter)] = found
@@ -174,4 +174,4 @@ class Scorer:
         )
         self._rows = [logits[rows - self._depth :]]
         complete = rows - self._depth
-        return {name: Evidence(e.survival[:complete], e.drafted[:complete]) for name, e in found.items()}
+        return {name: Evidence(*(values[:complete] for values in e)) for name, e in found.items()}

@@ -9,14 +9,16 @@ import torch
 import transformers
 
 
-def describe(model: Any) -> dict[str, str]:
+def describe(model: Any, layout: str = "transformers") -> dict[str, str]:
     """Device, threads and versions, as words."""
     cuda = model.device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(model.device)
         if cuda
         else f"{_processor()}, {torch.get_num_threads()} threads",
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": str(model.dtype).removeprefix("torch.")
+        if layout == "transformers"
+        else f"{layout} weights, lean forward",
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,

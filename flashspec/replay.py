@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from flashspec.bandits import CostTable, Policy
+from flashspec.bandits.costs import sources
 from flashspec.bandits.simulators import TraceReplay
 from flashspec.engine import Request, SpeculativeDecoder
 from flashspec.evidence import REFRESH, evidence
@@ -89,9 +90,11 @@ def world(
     survive = np.stack([found[arm.drafter].survival if arm.gamma else np.zeros((n, depth)) for arm in arms])
     drafted = np.stack([np.minimum(found[arm.drafter].drafted if arm.gamma else 0, left) for arm in arms])
     survive = survive * (np.arange(1, depth + 1) <= left[:, None])
-    table = CostTable(arms, costs.seconds[[costs.arms.index(arm) for arm in arms]])
-    wake = costs.catch_up[[costs.arms.index(arm) for arm in arms]]
-    return TraceReplay(arms, survive, drafted, table.seconds, match, wake)
+    at = np.array([[costs.arms.index(arm)] for arm in arms])
+    prices = costs.price(at, match > 0, drafted)
+    models = [source for source in dict.fromkeys(sources(arm)[1] for arm in arms) if source]
+    scoring = sum(float(costs.seconds[costs.names.index(name), 1] - costs.seconds[0, 0]) for name in models)
+    return TraceReplay(arms, survive, drafted, prices, match, costs.catch_up[at[:, 0]], max(scoring, 0.0))
 
 
 def request_of(trace: Trace) -> Request:
@@ -138,14 +141,10 @@ def play_text(policy: Policy, texts: Sequence[TraceReplay], seed: int = 0) -> tu
     return seconds, policy.pulls - before
 
 
-def priced(rounds: Sequence[Round], costs: CostTable) -> Array:
-    """What the rounds of a trace cost by the table, catch-up as measured: seconds until each of the N tokens stands, [N]."""
-    curve: list[float] = []
-    total = 0.0
-    for round in rounds:
-        total += costs.seconds[costs.arms.index(round.arm), len(round.drafted)] + round.seconds.catch_up
-        curve += [total] * len(round.emitted)
-    return np.array(curve)
+def spent(rounds: Sequence[Round]) -> Array:
+    """Seconds that a trace really took until each of its N tokens stood: [N]."""
+    totals = np.cumsum([round.seconds.total for round in rounds])
+    return np.repeat(totals, [len(round.emitted) for round in rounds])
 
 
 def _steps(text: TraceReplay, chosen: Array) -> Array:
@@ -156,14 +155,9 @@ def _steps(text: TraceReplay, chosen: Array) -> Array:
     return reached[:, :-1] - reached[:, 1:]
 
 
-def _prices(text: TraceReplay, chosen: Array) -> Array:
-    """Seconds of a round begun at t with arm chosen[t]: [N] -> [N]."""
-    return text.table[chosen, text.drafted[chosen, np.arange(text.length)]]
-
-
 def _covering(text: TraceReplay, chosen: Array) -> Array:
     """Expected seconds until the first n tokens stand, n = 1 … N, with arm chosen[t] at position t: occupancy A(t + k) += A(t) P(k | t)."""
-    steps, prices = _steps(text, chosen), _prices(text, chosen)
+    steps, prices = _steps(text, chosen), text.seconds[chosen, np.arange(text.length)]
     n, width = steps.shape
     begun = np.zeros(n + width)  # chance that a round begins at t
     begun[0] = 1.0
@@ -176,11 +170,10 @@ def _clairvoyant(text: TraceReplay) -> Array:
     """The arm with which the rest of the text needs least, at every position: V(t) = min_k c_k(t) + Σ_j P_k(j | t) V(t + j + 1)."""
     n, arms = text.length, len(text.arms)
     steps = np.stack([_steps(text, np.full(n, k)) for k in range(arms)])  # [K, N, G+1]
-    prices = np.stack([_prices(text, np.full(n, k)) for k in range(arms)])  # [K, N]
     value = np.zeros(n + steps.shape[2])
     chosen = np.zeros(n, int)
     for t in range(n - 1, -1, -1):
-        options = prices[:, t] + steps[:, t] @ value[t + 1 : t + 1 + steps.shape[2]]
+        options = text.seconds[:, t] + steps[:, t] @ value[t + 1 : t + 1 + steps.shape[2]]
         chosen[t] = options.argmin()
         value[t] = options.min()
     return chosen

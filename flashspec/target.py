@@ -7,6 +7,7 @@ logits out. The module itself is shared and never changed; the cache belongs to 
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -34,20 +35,23 @@ class LanguageModel(Protocol):
         """Forget the tokens from `length` on."""
 
 
-class CachedModel:
-    """`model` with a key/value cache of its own. `tokens` are the ids that the cache holds, in order."""
+class Remembering(ABC):
+    """A `LanguageModel` that knows which `tokens` its cache holds, in order. Subclasses own the cache and the forward."""
 
-    def __init__(self, model: Any, name: str) -> None:
-        self.model = model
-        self.name = name
+    name: str
+    vocabulary: int
+    context_length: int
+
+    def __init__(self) -> None:
         self.tokens: list[int] = []
-        config = model.config.get_text_config()
-        self.vocabulary: int = model.get_output_embeddings().weight.shape[0]
-        self.context_length: int = getattr(config, "max_position_embeddings", None) or 2**31
-        parameters = inspect.signature(type(model).forward).parameters
-        self._cache_argument = cache_argument(parameters)
-        self._keep_argument = "logits_to_keep" in parameters
-        self._cache = DynamicCache()
+
+    @abstractmethod
+    def _forward(self, chunk: list[int], keep: int) -> Tensor:
+        """Read `chunk` behind the tokens held and return the logits behind its last `keep` tokens: [1, keep, V]."""
+
+    @abstractmethod
+    def _crop(self, length: int) -> None:
+        """Cut the cache back to its first `length` tokens."""
 
     def read(self, tokens: Sequence[int], keep: int = 1) -> Tensor:
         """Bring the cache to `tokens` and return the logits behind the last `keep`: [1, keep, V].
@@ -57,13 +61,18 @@ class CachedModel:
         """
         if len(tokens) > self.context_length:
             raise ValueError(f"{len(tokens)} tokens do not fit {self.name}: its context ends at {self.context_length}.")
-        self.cut(min(self.held(tokens), len(tokens) - keep))
+        self.cut(max(min(self.held(tokens), len(tokens) - keep), 0))
         missing = list(tokens[len(self.tokens) :])
         logits: list[Tensor] = []
         for start in range(0, len(missing), PREFILL_CHUNK):
             chunk = missing[start : start + PREFILL_CHUNK]
             behind = len(missing) - start - len(chunk)  # tokens of later chunks
-            logits.append(self._forward(chunk, max(1, min(len(chunk), keep - behind))))
+            try:
+                logits.append(self._forward(chunk, max(1, min(len(chunk), keep - behind))))
+            except BaseException:
+                self.cut(0)  # some layers may have read the chunk and others not
+                raise
+            self.tokens += chunk
         return torch.cat(logits, 1)[:, -keep:]
 
     def held(self, tokens: Sequence[int]) -> int:
@@ -77,14 +86,31 @@ class CachedModel:
 
     def cut(self, length: int) -> None:
         """Forget the tokens from `length` on."""
-        surplus = len(self.tokens) - length
-        if surplus <= 0:
-            return
-        if length <= 0:
-            self._cache, self.tokens = DynamicCache(), []
-            return
-        self._cache.crop(-surplus)  # a negative count means the same from transformers 5.17 to 5.24
-        del self.tokens[length:]
+        if length < len(self.tokens) or length == 0:
+            self._crop(length)
+            del self.tokens[length:]
+
+
+class CachedModel(Remembering):
+    """A transformers `model` with a key/value cache of its own."""
+
+    def __init__(self, model: Any, name: str) -> None:
+        super().__init__()
+        self.model = model
+        self.name = name
+        config = model.config.get_text_config()
+        self.vocabulary = model.get_output_embeddings().weight.shape[0]
+        self.context_length = getattr(config, "max_position_embeddings", None) or 2**31
+        parameters = inspect.signature(type(model).forward).parameters
+        self._cache_argument = cache_argument(parameters)
+        self._keep_argument = "logits_to_keep" in parameters
+        self._cache = DynamicCache()
+
+    def _crop(self, length: int) -> None:
+        if length == 0:
+            self._cache = DynamicCache()
+        else:  # a negative count means the same from transformers 5.17 to 5.24
+            self._cache.crop(length - len(self.tokens))
 
     @torch.inference_mode()
     def _forward(self, chunk: list[int], keep: int) -> Tensor:
@@ -92,12 +118,7 @@ class CachedModel:
         if self._keep_argument:
             arguments["logits_to_keep"] = keep
         ids = torch.tensor([chunk], device=self.model.device)
-        try:
-            logits: Tensor = self.model(input_ids=ids, **arguments).logits
-        except BaseException:
-            self._cache, self.tokens = DynamicCache(), []  # some layers may have read the chunk and others not
-            raise
-        self.tokens += chunk
+        logits: Tensor = self.model(input_ids=ids, **arguments).logits
         return logits[:, -keep:]
 
 

@@ -12,4 +12,11 @@ from flashspec.models.catalog import Family, load_family
 
 @pytest.fixture(scope="session")
 def embedded() -> Family:
-    return load_family("embedded")
+    """As users get it: our own forward on int8 weights, in which results do not depend on the machine's choice of layout."""
+    return load_family("embedded", layout="int8")
+
+
+@pytest.fixture(scope="session")
+def embedded_float32() -> Family:
+    """The same models in float32 through transformers."""
+    return load_family("embedded", layout="transformers")

@@ -41,11 +41,13 @@ class Evidence(NamedTuple):
     """What a drafter would have done at n consecutive positions of the text: full information.
 
     survival [n, G]: chance, given the text, that a block begun there has at least 1, 2, … G tokens accepted; its row sums are
-    unbiased for accepted tokens whoever wrote the text. drafted [n]: how many tokens the drafter would have proposed.
+    unbiased for accepted tokens whoever wrote the text. drafted [n]: how many tokens it would have proposed. match [n]: whether they came
+    from a lookup.
     """
 
     survival: Array
     drafted: Array
+    match: Array
 
 
 class Policy(ABC):
@@ -125,10 +127,10 @@ class Rated(Policy):
         self.costs = costs
         super().__init__(arms, runs=runs, seed=seed, dwell=dwell)
 
-    def measure(self, chosen: Array, outcome: Outcome) -> None:
+    def measure(self, chosen: Array, outcome: Outcome, match: bool | None = None) -> None:
         """While decoding, the round refreshes the table; a catch-up would blur what the drafter's first token costs."""
         if self.runs == 1 and not outcome.catch_up[0]:
-            self.costs.refresh(int(chosen[0]), int(outcome.drafted[0]), float(outcome.seconds[0]))
+            self.costs.refresh(int(chosen[0]), match, int(outcome.drafted[0]), float(outcome.seconds[0]))
 
     @property
     def gammas(self) -> Array:

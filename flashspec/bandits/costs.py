@@ -1,4 +1,4 @@
-"""What a round costs on this machine: seconds by arm and by number of drafted tokens.
+"""What a round costs on this machine: seconds by who drafts and by number of drafted tokens.
 
 Filled by a short measurement at start-up and refreshed by every round, since a laptop on battery, a shared host or a longer
 context changes it. A round that drafts nothing (a lookup without a match) costs what plain decoding costs.
@@ -19,62 +19,107 @@ LARGEST_SURPRISE = 0.5  # a measurement counts as at most this share away from t
 
 
 class CostTable:
-    """`seconds` [K, G+1]: a round of arm k in which g tokens are drafted. `usual` [K]: its mean round. `catch_up` [K]: an unread token."""
+    """Seconds of a round by source, one of "plain", "lookup" or a model, and by number of drafted tokens.
 
-    def __init__(self, arms: Sequence[Arm], seconds: Array, usual: Array | None = None, catch_up: Array | None = None):
+    seconds {source: [G+1]}, row "plain" included; usual [K]: an arm's mean round; catch_up {source: seconds for an unread token}.
+    """
+
+    def __init__(
+        self,
+        arms: Sequence[Arm],
+        seconds: Mapping[str, Sequence[float]],
+        usual: Sequence[float] | None = None,
+        catch_up: Mapping[str, float] | None = None,
+    ) -> None:
         self.arms = tuple(arms)
-        self.seconds = np.array(seconds, float)
-        if self.seconds.shape[0] != len(self.arms) or not (self.seconds > 0).all():
-            raise ValueError("A cost table needs one row of positive seconds for each arm.")
-        self.usual = np.array(self.full if usual is None else usual, float)
-        self.catch_up = np.zeros(len(self.arms)) if catch_up is None else np.array(catch_up, float)
+        self.names = tuple(seconds)
+        self.seconds = np.array(list(seconds.values()), float)  # [S, G+1]
+        wanted = {source or "plain" for arm in arms for source in sources(arm)}
+        if missing := wanted - set(seconds):
+            raise ValueError(f"The cost table has no row for {min(missing)}.")
+        if not (self.seconds > 0).all():
+            raise ValueError("A cost table needs positive seconds.")
+        rows = [[self.names.index(source or "plain") for source in sources(arm)] for arm in arms]
+        self._rows = np.array(rows)  # [K, 2] the row of an arm where lookup has a match, and where it has none
+        self.gammas = np.array([arm.gamma for arm in arms])
+        typical = (
+            self.price(self.every, True, self.drafts(True)) + self.price(self.every, False, self.drafts(False))
+        ) / 2
+        self.usual = typical if usual is None else np.array(usual, float)
+        late = catch_up or {}
+        self.catch_up = np.array([late.get(sources(arm)[1] or "", 0.0) for arm in arms])  # [K]
 
     @property
-    def full(self) -> Array:
-        """Seconds of a round that drafts the arm's whole block: [K]."""
-        return self.seconds[np.arange(len(self.arms)), [arm.gamma for arm in self.arms]]
+    def every(self) -> Array:
+        return np.arange(len(self.arms))
+
+    def drafts(self, match: bool) -> Array:
+        """Tokens that each arm drafts where lookup has a match, or has none: [K]."""
+        return np.where([sources(arm)[0 if match else 1] is None for arm in self.arms], 0, self.gammas)
+
+    def price(self, arm: Array, match: Array, drafted: Array) -> Array:
+        """Seconds of a round of arm index `arm` that drafts so many tokens, with a lookup match or without; arrays broadcast."""
+        return self.seconds[self._rows[arm, np.where(match, 0, 1)], drafted]
 
     @classmethod
     def constant(cls, seconds: Mapping[Arm, float]) -> CostTable:
         """Every round of an arm costs the same, whatever it drafts: for simulations."""
-        longest = max(arm.gamma for arm in seconds)
-        return cls(list(seconds), [[value] * (longest + 1) for value in seconds.values()])
+        lengths = np.arange(max(arm.gamma for arm in seconds) + 1)
+        everyone = {source or "plain" for arm in seconds for source in sources(arm)}
+        own = {name: [(arm.gamma, s) for arm, s in seconds.items() if name in sources(arm)] for name in everyone}
+        mean = float(np.mean(list(seconds.values())))
+        return cls(
+            list(seconds),
+            {name: _curve(lengths, own[name] or [(0, mean)]) for name in everyone},
+            list(seconds.values()),
+        )
 
     @classmethod
     def measured(cls, arms: Sequence[Arm], rounds: Iterable[Round]) -> CostTable:
-        """From rounds of all `arms`: medians of the target's part by block length and of the drafter's part by drafted tokens.
+        """From rounds of every source: medians of the target's part by block length and of the drafter's part by drafted tokens.
 
-        Lengths that no round had are interpolated. Raises ValueError where an arm has no round.
+        Lengths that no round had are interpolated. Raises ValueError where a source has no round.
         """
         rounds = list(rounds)
-        longest = max(arm.gamma for arm in arms)
-        lengths = np.arange(longest + 1)
-        target = _curve(
-            lengths, [(len(r.drafted), r.seconds.total - r.seconds.draft - r.seconds.catch_up) for r in rounds]
-        )
-        seconds, usual, catch_up = [], [], []
-        for arm in arms:
-            own = [r for r in rounds if r.arm == arm]
-            if not own:
-                raise ValueError(f"No round of {arm} was measured.")
+        lengths = np.arange(max(arm.gamma for arm in arms) + 1)
+        others = [(len(r.drafted), r.seconds.total - r.seconds.draft - r.seconds.catch_up) for r in rounds]
+        target = _curve(lengths, others)
+        seconds, catch_up = {"plain": target}, {}
+        for name in dict.fromkeys(source for arm in arms for source in sources(arm) if source):
+            own = [r for r in rounds if r.arm.drafter == name]
             drafting = [
-                (len(r.drafted), r.seconds.draft)
-                for r in rounds
-                if r.arm.drafter == arm.drafter and not r.seconds.catch_up  # whose first token is charged as catch-up
-            ]
-            seconds.append(target + _curve(lengths, [*drafting, (0, 0.0)] if arm.gamma else [(0, 0.0)]))
-            usual.append(float(np.mean([r.seconds.total - r.seconds.catch_up for r in own])))
-            late = [r for r in rounds if r.arm.drafter == arm.drafter and r.seconds.catch_up > 0]
-            catch_up.append(sum(r.seconds.catch_up for r in late) / max(sum(r.caught_up for r in late), 1))
-        return cls(arms, seconds, usual, catch_up)
+                (len(r.drafted), r.seconds.draft) for r in own if not r.seconds.catch_up
+            ]  # else its first token hides in there
+            if not drafting:
+                raise ValueError(f"No round of {name} was measured.")
+            seconds[name] = target + _curve(lengths, [*drafting, (0, 0.0)])
+            read = sum(r.caught_up for r in own if r.seconds.catch_up)
+            catch_up[name] = sum(r.seconds.catch_up for r in own) / max(read, 1)
+        return cls(arms, seconds, None, catch_up)
 
-    def refresh(self, chosen: int, drafted: int, seconds: float) -> None:
-        """One more measurement: the entry moves, and with it the arms that share its drafter."""
-        before = self.seconds[chosen, drafted]
+    def refresh(self, chosen: int, match: bool | None, drafted: int, seconds: float) -> None:
+        """One more measurement. match None: it is not known who drafted, so only the arm's mean moves, unless both are the same."""
+        self.usual[chosen] += 2 * STEP * (min(seconds, 3 * self.usual[chosen]) - self.usual[chosen])
+        with_match, without = self._rows[chosen]
+        if match is None and with_match != without and drafted:
+            return
+        row = with_match if match else without
+        before = self.seconds[row, drafted]
         change = STEP * np.clip(seconds / before - 1, -LARGEST_SURPRISE, LARGEST_SURPRISE)
-        same = [k for k, arm in enumerate(self.arms) if arm.drafter == self.arms[chosen].drafter]
-        self.seconds[same, drafted] *= 1 + change
-        self.usual[chosen] += STEP * (self.seconds[chosen, drafted] - self.usual[chosen])
+        self.seconds[row, drafted] *= 1 + change
+        if drafted == 0:  # nothing was drafted, so it tells of every source
+            self.seconds[:, 0] = self.seconds[row, 0]
+
+
+def sources(arm: Arm) -> tuple[str | None, str | None]:
+    """Who drafts for an arm where lookup has a match, and where it has none; None drafts nothing."""
+    if arm.drafter == "plain" or arm.gamma == 0:
+        return None, None
+    if arm.drafter == "lookup":
+        return "lookup", None
+    if arm.drafter.startswith("lookup-else-"):
+        return "lookup", arm.drafter.removeprefix("lookup-else-")
+    return arm.drafter, arm.drafter
 
 
 def _curve(lengths: Array, measured: Sequence[tuple[int, float]]) -> Array:
@@ -84,5 +129,5 @@ def _curve(lengths: Array, measured: Sequence[tuple[int, float]]) -> Array:
     if len(seen) == 1:
         return np.full(len(lengths), medians[0])
     curve = np.interp(lengths, seen, medians)
-    slope = (medians[-1] - medians[0]) / (seen[-1] - seen[0])
+    slope = max(medians[-1] - medians[0], 0.0) / (seen[-1] - seen[0])
     return np.where(lengths > seen[-1], medians[-1] + slope * (lengths - seen[-1]), curve)

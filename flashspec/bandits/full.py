@@ -18,13 +18,28 @@ from flashspec.records import Arm
 Array = Any
 
 
-class ThroughputGreedy(Rated):
+class _Watching(Rated):
+    """Learns from evidence alone; its own rounds only refresh the cost table."""
+
+    feedback: Literal["bandit", "full"] = "full"
+
+    def learn(self, chosen: Array, outcome: Outcome) -> None:
+        self.measure(chosen, outcome)
+
+    def values(self, evidence: Evidence | None, k: int, n: int) -> tuple[Array, Array]:
+        """Expected tokens and seconds of a round of arm k begun at each of n positions: [n], [n]. No evidence: it drafts nothing."""
+        gamma = self.arms[k].gamma
+        if evidence is None or gamma == 0:
+            return np.ones(n), np.full(n, self.costs.price(k, False, 0))
+        drafted = np.minimum(evidence.drafted, gamma)
+        return 1 + evidence.survival[:, :gamma].sum(1), self.costs.price(k, evidence.match, drafted)
+
+
+class ThroughputGreedy(_Watching):
     """Moving averages of tokens and seconds of every arm, and the arm with the best ratio: what serving engines call adaptive.
 
     A value fades by `memory` with every token of text.
     """
-
-    feedback: Literal["bandit", "full"] = "full"
 
     def __init__(self, arms: Sequence[Arm], costs: CostTable, *, memory: float = 0.98, **more: Any) -> None:
         self.memory = memory
@@ -37,28 +52,23 @@ class ThroughputGreedy(Rated):
 
     def score(self, context: Context) -> Array:
         half = 1 + self.gammas / 2  # before any evidence: half of every block is accepted
-        return (self._tokens + 1e-3 * half) / (self._seconds + 1e-3 * self.costs.full)
-
-    def learn(self, chosen: Array, outcome: Outcome) -> None:
-        self.measure(chosen, outcome)
+        return (self._tokens + 1e-3 * half) / (self._seconds + 1e-3 * self.costs.usual)
 
     def observe(self, evidence: Mapping[str, Evidence]) -> None:
         n = max(len(e.drafted) for e in evidence.values())
         fade = self.memory ** np.arange(n - 1, -1, -1)
         for k, arm in enumerate(self.arms):
-            tokens, seconds = position_values(evidence.get(arm.drafter), arm, self.costs.seconds[k], n)
+            tokens, seconds = self.values(evidence.get(arm.drafter), k, n)
             self._tokens[:, k] = self.memory**n * self._tokens[:, k] + fade @ tokens
             self._seconds[:, k] = self.memory**n * self._seconds[:, k] + fade @ seconds
 
 
-class Hedge(Rated):
+class Hedge(_Watching):
     """Exponential weights on the losses of all arms at every position, with fixed share (Herbster & Warmuth 1998).
 
     The loss of an arm at a position is the share of the best possible rate that it does not reach there. Regret after n steps of losses in
     [0, 1]: at most √(n ln K / 2) with η = √(8 ln K / n) and no share.
     """
-
-    feedback: Literal["bandit", "full"] = "full"
 
     def __init__(
         self, arms: Sequence[Arm], costs: CostTable, *, eta: float = 0.5, share: float = 0.01, **more: Any
@@ -78,15 +88,10 @@ class Hedge(Rated):
         """Weight of every arm; there is no bonus."""
         return self._weights, np.zeros_like(self._weights)
 
-    def learn(self, chosen: Array, outcome: Outcome) -> None:
-        self.measure(chosen, outcome)
-
     def observe(self, evidence: Mapping[str, Evidence]) -> None:
         n = max(len(e.drafted) for e in evidence.values())
-        best = max((arm.gamma + 1) / s.min() for arm, s in zip(self.arms, self.costs.seconds, strict=True))
-        values = [
-            position_values(evidence.get(arm.drafter), arm, self.costs.seconds[k], n) for k, arm in enumerate(self.arms)
-        ]
+        best = (self.gammas.max() + 1) / self.costs.seconds.min()
+        values = [self.values(evidence.get(arm.drafter), k, n) for k, arm in enumerate(self.arms)]
         rates = np.stack([tokens / seconds for tokens, seconds in values], 1)  # [n, K]
         for losses in 1 - rates / best:
             self.suffer(np.broadcast_to(losses, self._weights.shape))
@@ -100,11 +105,3 @@ class Hedge(Rated):
     @property
     def weights(self) -> Array:
         return self._weights
-
-
-def position_values(evidence: Evidence | None, arm: Arm, seconds: Array, n: int) -> tuple[Array, Array]:
-    """Expected tokens and seconds of a round of `arm` begun at each of n positions: [n], [n]. No evidence: it drafts nothing."""
-    if evidence is None or arm.gamma == 0:
-        return np.ones(n), np.full(n, seconds[0])
-    drafted = np.minimum(evidence.drafted, arm.gamma)
-    return 1 + evidence.survival[:, : arm.gamma].sum(1), seconds[drafted]

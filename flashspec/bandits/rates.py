@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from flashspec.bandits.base import Context, Outcome, Rated
-from flashspec.bandits.costs import CostTable
+from flashspec.bandits.costs import CostTable, sources
 from flashspec.records import Arm
 
 Array = Any
@@ -171,7 +171,7 @@ class ContextualThompson(Rated):
         super().reset()
         shape = (self.runs, len(self._sources), self.bins, self._depth)
         self._accepted, self._refused = np.zeros(shape), np.zeros(shape)
-        self._context = np.zeros(self.runs, int)
+        self._context: Array = np.zeros(self.runs, int)
         self._tokens, self._seconds = np.zeros(self.runs), np.zeros(self.runs)
 
     def score(self, context: Context) -> Array:
@@ -201,7 +201,7 @@ class ContextualThompson(Rated):
         self._refused[where] += (depth == outcome.accepted[:, None]) & (depth < outcome.drafted[:, None])
         self._tokens = self.memory * self._tokens + outcome.tokens
         self._seconds = self.memory * self._seconds + outcome.seconds + outcome.catch_up
-        self.measure(chosen, outcome)
+        self.measure(chosen, outcome, match=bool(self._context[0] > 0))
 
     def _bin(self, source: Array) -> Array:
         """The context as the source sees it: a model only whether there is a match at all."""
@@ -231,27 +231,11 @@ class ContextualThompson(Rated):
 
     def _cost(self, context: Context) -> Array:
         """Seconds of the round of every arm in the present context: [runs, K]."""
-        source = self._source()
-        silent = np.array([name is None for name in self._sources])[source]
-        drafted = np.where(silent, 0, self.gammas)
-        seconds = self.costs.seconds[np.arange(len(self.arms))[None], drafted]
-        cheap = self._lookups[source]  # a composite arm whose lookup found a match pays no model
-        bare = next((k for k, arm in enumerate(self.arms) if arm.drafter == "lookup"), None)
-        if bare is not None:
-            seconds = np.where(cheap, self.costs.seconds[bare][drafted], seconds)
-        wake = np.where(silent | cheap, 0.0, self.costs.catch_up * context.unread / STAY)
-        return seconds + wake
-
-
-def sources(arm: Arm) -> tuple[str | None, str | None]:
-    """Who drafts for an arm where lookup has a match, and where it has none; None drafts nothing."""
-    if arm.drafter == "plain" or arm.gamma == 0:
-        return None, None
-    if arm.drafter == "lookup":
-        return "lookup", None
-    if arm.drafter.startswith("lookup-else-"):
-        return "lookup", arm.drafter.removeprefix("lookup-else-")
-    return arm.drafter, arm.drafter
+        match: Array = np.expand_dims(self._context > 0, 1)
+        drafted = np.where(match, self.costs.drafts(True), self.costs.drafts(False))
+        seconds = self.costs.price(self.costs.every, match, drafted)
+        asleep = ~self._lookups[self._source()] & (drafted > 0)  # a lookup that found a match pays no model
+        return seconds + np.where(asleep, self.costs.catch_up * context.unread / STAY, 0.0)
 
 
 def context_bin(match_length: Array, bins: int) -> Array:

@@ -67,7 +67,7 @@ class MeanRate:
     """
 
     def __init__(self, costs: CostTable) -> None:
-        fastest = max((arm.gamma + 1) / s for arm, s in zip(costs.arms, costs.seconds.min(1), strict=True))
+        fastest = (costs.gammas.max() + 1) / costs.seconds.min()
         self.range = (0.0, 4 * float(fastest))
 
     def __call__(self, chosen: Array, outcome: Outcome) -> Array:

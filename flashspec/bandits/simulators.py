@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from flashspec.bandits.base import Context, Evidence, Outcome, Policy
+from flashspec.bandits.costs import sources
 from flashspec.records import Arm
 
 Array = Any
@@ -152,10 +153,10 @@ def geometric(arms: Mapping[Arm, tuple[float, float]]) -> Mixture:
 class TraceReplay(_Seeded):
     """A written text as a world: what each arm would have emitted from each position, given that the text is what it is.
 
-    survival [K, N, G]: chance of at least 1 … G accepted tokens for a block of arm k at position t; drafted [K, N]; seconds [K, G+1];
-    match_length [N]; catch_up [K]: seconds for a token that an idle drafter missed. Acceptance at position t uses one uniform of
-    (game, t) whatever the arm and policy, so that comparisons are paired. A game that reached the end stands still: it gives
-    0 tokens in 0 seconds.
+    survival [K, N, G]: chance of at least 1 … G accepted tokens for a block of arm k at position t; drafted [K, N] tokens and seconds [K, N]
+    of that round; match_length [N]; catch_up [K]: seconds for a token that an idle drafter missed; scoring: seconds of scoring all
+    drafters once. Acceptance at position t uses one uniform of (game, t) whatever the arm and policy, so that comparisons are paired. A game
+    that reached the end stands still: it gives 0 tokens in 0 seconds.
     """
 
     def __init__(
@@ -166,30 +167,33 @@ class TraceReplay(_Seeded):
         seconds: Array,
         match_length: Array,
         catch_up: Array | None = None,
+        scoring: float = 0.0,
     ) -> None:
         self.arms = tuple(arms)
         gammas = np.array([arm.gamma for arm in arms])
         depth = np.arange(1, survival.shape[2] + 1)
         self.survival = np.where(depth[None, None] <= gammas[:, None, None], survival, 0.0)
         self.drafted = np.minimum(drafted, gammas[:, None])
-        self.table = np.asarray(seconds)
+        self.seconds = np.asarray(seconds)
         self.match_length = np.asarray(match_length)
         self.catch_up = np.zeros(len(arms)) if catch_up is None else np.asarray(catch_up)
-        names = [arm.drafter for arm in arms]
-        self._same = np.array([[a == b for b in names] for a in names])  # [K, K] arms of one drafter
+        self.scoring = scoring
+        reads = [sources(arm)[1] for arm in arms]
+        self._same = np.array([[a == b for b in reads] for a in reads])  # [K, K] arms whose model is the same
+        self._lookup = np.array([arm.drafter.startswith("lookup") for arm in arms])
         self.length = survival.shape[1]
+
+    def only(self, arms: Sequence[Arm]) -> TraceReplay:
+        """The same text for a policy that has fewer arms."""
+        at = [self.arms.index(arm) for arm in arms]
+        parts = (self.survival[at], self.drafted[at], self.seconds[at], self.match_length, self.catch_up[at])
+        return TraceReplay(arms, *parts, scoring=self.scoring)
 
     def reset(self, runs: int, seed: int) -> None:
         super().reset(runs, seed)
         self.position = np.zeros(runs, int)
         self.read = np.zeros((runs, len(self.arms)), int)  # how far the drafter of each arm has read
         self._uniforms = self.rng.random((runs, self.length))
-
-    @property
-    def scoring(self) -> float:
-        """Seconds of scoring all drafters once: about one drafted token of every model."""
-        first = {arm.drafter: self.table[k, 1] - self.table[k, 0] for k, arm in enumerate(self.arms) if arm.gamma}
-        return float(sum(max(seconds, 0.0) for name, seconds in first.items() if not name.startswith("lookup")))
 
     @property
     def done(self) -> Array:
@@ -207,23 +211,26 @@ class TraceReplay(_Seeded):
         accepted = (self._uniforms[rows, at][:, None] < survival).sum(1)
         accepted = np.minimum(accepted, self.length - 1 - at)
         drafted = self.drafted[chosen, at]
+        works = (drafted > 0) & ~(self._lookup[chosen] & (self.match_length[at] > 0))  # a model reads in this round
         unread = np.maximum(self.position - self.read[rows, chosen] - 1, 0)
-        late = np.where((unread > 1) & (drafted > 0), unread * self.catch_up[chosen], 0.0)
+        late = np.where((unread > 1) & works, unread * self.catch_up[chosen], 0.0)
         tokens = np.where(live, 1 + accepted, 0)
-        reads = self._same[chosen] & (drafted > 0)[:, None]
-        self.read = np.where(reads, (self.position + accepted)[:, None], self.read)
+        self.read = np.where(self._same[chosen] & works[:, None], (self.position + accepted)[:, None], self.read)
         self.position = self.position + tokens
-        seconds = np.where(live, self.table[chosen, drafted], 0.0)
-        return Outcome(tokens, seconds, drafted, accepted, np.where(live, late, 0.0))
+        return Outcome(
+            tokens, np.where(live, self.seconds[chosen, at], 0.0), drafted, accepted, np.where(live, late, 0.0)
+        )
 
     def evidence(self, start: int, stop: int) -> dict[str, Evidence]:
         """What a scoring of all drafters over positions start … stop − 1 would say."""
         found: dict[str, Evidence] = {}
+        match = self.match_length[start:stop] > 0
         for k, arm in sorted(
             enumerate(self.arms), key=lambda pair: pair[1].gamma
         ):  # the longest arm of a drafter stays
             if arm.gamma:
-                found[arm.drafter] = Evidence(self.survival[k, start:stop], self.drafted[k, start:stop])
+                by_lookup = match if arm.drafter.startswith("lookup") else np.zeros_like(match)
+                found[arm.drafter] = Evidence(self.survival[k, start:stop], self.drafted[k, start:stop], by_lookup)
         return found
 
 

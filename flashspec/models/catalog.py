@@ -9,9 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flashspec.drafters import Drafter, LookupDrafter, LookupElseDrafter, ModelDrafter, PlainDrafter, early_exit
 from flashspec.engine import SpeculativeDecoder
-from flashspec.models import packing, tokenizers
+from flashspec.models import lean, packing, tokenizers
+from flashspec.models.lean import LeanLlama, LeanModel
 from flashspec.models.pull import SMOLLM2_135M, Mirror, cache_folder, pull
 from flashspec.records import Arm
 from flashspec.target import CachedModel, LanguageModel, probe
@@ -70,6 +73,17 @@ class Family:
     models: Mapping[str, Any]  # model drafters by name
     eos: frozenset[int]
     exit_layers: int
+    lean: Mapping[str, LeanLlama]  # by name, where our own forward runs instead of transformers'
+
+    @property
+    def layout(self) -> str:
+        """How the target's weights lie: "int8", "bfloat16" or "float32" of the lean forward, or "transformers"."""
+        return self.lean[self.target_name].layout if self.lean else "transformers"
+
+    @property
+    def blockwise_equal(self) -> bool:
+        """Whether the target's logits do not depend, beyond rounding in float32, on the block in which a token is read."""
+        return bool(self.lean) or self.target.dtype == torch.float32
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -99,8 +113,11 @@ class Family:
         arms += [Arm(name, gamma) for name in models for gamma in (1, 2, 4)]
         return (*arms, *(Arm(f"lookup-else-{name}", 3) for name in models[-1:]))
 
-    def cached(self) -> list[CachedModel]:
+    def cached(self) -> list[LanguageModel]:
         """The target, its model drafters and its early exit, each with an empty cache."""
+        if self.lean:
+            leans = {**self.lean, "early-exit": self.lean[self.target_name].first(self.exit_layers)}
+            return [LeanModel(weights, name) for name, weights in leans.items()]
         shallow = early_exit(self.target, self.exit_layers)
         named = {self.target_name: self.target, **self.models, "early-exit": shallow}
         return [CachedModel(model, name) for name, model in named.items()]
@@ -124,11 +141,13 @@ def load_family(
     device: str = "auto",
     four_bit: bool = False,
     exit_layers: int | None = None,
+    layout: str = "auto",
 ) -> Family:
     """Load family `name`, or any `target` with `drafters` (embedded names, hub ids, local folders).
 
-    device: "auto", "cpu" or "cuda". four_bit: NF4 weights through bitsandbytes for the target. Raises ValueError with a
-    sentence where a model is not to be had, tokenizers differ, or a model cannot be cut back.
+    device: "auto", "cpu" or "cuda". four_bit: NF4 weights through bitsandbytes for the target. layout: on a CPU, how the weights of
+    Llama-form models lie ("int8", "bfloat16", "float32"; "auto": the fastest here), or "transformers" for its own forward.
+    Raises ValueError with a sentence where a model or layout is not to be had, tokenizers differ, or a model cannot be cut back.
     """
     if target is None:
         if name not in FAMILIES:
@@ -151,7 +170,22 @@ def load_family(
         models[Path(drafter).name if Path(drafter).exists() else drafter] = model
     depth = module.config.get_text_config().num_hidden_layers
     eos = _eos(tokenizer, module)
-    return Family(name, tokenizer, module, target, models, eos, exit_layers or max(1, depth // 4))
+    leans = _lean({target: module, **models}, layout)
+    return Family(name, tokenizer, module, target, models, eos, exit_layers or max(1, depth // 4), leans)
+
+
+def _lean(models: Mapping[str, Any], layout: str) -> dict[str, LeanLlama]:
+    """All models of a family laid out for our own forward, or none. Raises ValueError where a wanted layout cannot be had."""
+    if layout not in ("auto", "transformers", *lean.LAYOUTS):
+        raise ValueError(f"There is no layout {layout!r}; choose auto, transformers, {', '.join(lean.LAYOUTS)}.")
+    fits = all(lean.suits(model) for model in models.values())
+    if layout == "transformers" or (layout == "auto" and not fits):
+        return {}
+    if not fits:
+        raise ValueError(f"The layout {layout} is for plain Llama-form models on a CPU; use --layout transformers.")
+    if layout == "auto":
+        layout, _ = lean.fastest(next(iter(models.values())))
+    return {name: LeanLlama(model, layout) for name, model in models.items()}
 
 
 def load_tokenizer(name: str) -> Any:
@@ -168,7 +202,6 @@ def _tokenizer(source: str) -> Any:
 
 def load_model(name: str, device: str = "cpu", four_bit: bool = False) -> Any:
     """A transformers causal language model, ready to be shared: evaluation mode, no gradients."""
-    import torch
     from transformers import AutoModelForCausalLM
 
     dtype = torch.float32
@@ -245,8 +278,6 @@ def _eos(tokenizer: Any, model: Any) -> frozenset[int]:
 
 
 def _device(wanted: str) -> str:
-    import torch
-
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if wanted.startswith("cuda") and not torch.cuda.is_available():

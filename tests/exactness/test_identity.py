@@ -1,5 +1,7 @@
 """Where the text must be the same id by id."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from worlds import cached, decoder, ids, llama, run
@@ -25,20 +27,27 @@ def hopping(names) -> RoundRobin:
     return RoundRobin([arms[i * 7 % len(arms)] for i in range(len(arms))])
 
 
+def generated(family: Family, prompt: str, length: int) -> list[int]:
+    """Greedy ids of transformers' own generate."""
+    inputs = torch.tensor([family.encode(prompt)])
+    mask = torch.ones_like(inputs)
+    output = family.target.generate(inputs, attention_mask=mask, do_sample=False, max_new_tokens=length)
+    return output[0, inputs.shape[1] :].tolist()
+
+
 @pytest.mark.parametrize("gamma", [1, 4, 8])
-def test_greedy_ids_equal_plain_decoding(embedded, gamma) -> None:
+@pytest.mark.parametrize("layout", ["int8", "transformers"])
+def test_greedy_ids_equal_plain_decoding(embedded, embedded_float32, layout, gamma) -> None:
+    """Bit for bit: in float32 equal to transformers' generate, in int8 to our own plain decoding on the same weights."""
+    family = embedded if layout == "int8" else embedded_float32
     for prompt in PROMPTS:
-        inputs = torch.tensor([embedded.encode(prompt)])
-        wanted = embedded.target.generate(
-            inputs, attention_mask=torch.ones_like(inputs), do_sample=False, max_new_tokens=24
-        )[0, inputs.shape[1] :].tolist()
+        request = Request(max_new_tokens=24, sampling=SamplingParams(temperature=0))
+        wanted = text(family, prompt, Arm("plain", 0), request) if layout == "int8" else generated(family, prompt, 24)
         for rule in ("token", "block", "coupled"):
-            request = Request(max_new_tokens=24, sampling=SamplingParams(temperature=0), rule=rule, seed=gamma)
-            for name in embedded.drafters if rule == "block" else ("nano",):
-                assert text(embedded, prompt, Arm(name, gamma if name != "plain" else 0), request) == wanted, (
-                    name,
-                    rule,
-                )
+            request = replace(request, rule=rule, seed=gamma)
+            for name in family.drafters if rule == "block" else ("nano",):
+                arm = Arm(name, gamma if name != "plain" else 0)
+                assert text(family, prompt, arm, request) == wanted, (name, rule)
 
 
 def test_coupled_text_depends_on_the_seed_alone(embedded) -> None:
@@ -66,7 +75,7 @@ def test_low_precision_first_difference_is_a_near_tie(embedded) -> None:
     """bf16: texts may part, but only where the two largest plain logits nearly tie."""
     from flashspec.models.catalog import load_family, load_model  # a second copy: the shared one stays float32
 
-    family = load_family("embedded", drafters=())
+    family = load_family("embedded", drafters=(), layout="transformers")
     family = type(family)(
         **{**vars(family), "target": load_model("tiny").bfloat16(), "models": {"nano": load_model("nano").bfloat16()}}
     )

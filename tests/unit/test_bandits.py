@@ -20,8 +20,9 @@ from flashspec.bandits.base import Policy
 from flashspec.bandits.baselines import UniformRandom, hand_rule
 from flashspec.bandits.bounds import auer, auer_pulls, exp3, hedge, lai_robbins, seconds_lost
 from flashspec.bandits.changing import EXP3, EXP3S, DiscountedThompson, DiscountedUCB, SlidingWindowUCB
+from flashspec.bandits.costs import sources
 from flashspec.bandits.full import Hedge, ThroughputGreedy
-from flashspec.bandits.rates import ContextualThompson, GeometricThompson, RateThompson, RateUCB, sources
+from flashspec.bandits.rates import ContextualThompson, GeometricThompson, RateThompson, RateUCB
 from flashspec.bandits.simulators import Bernoulli, History, Mixture, Piecewise, geometric, play
 from flashspec.bandits.stochastic import KLUCB, UCB1, UCB2, UCBV, Averaging, FollowTheLeader, ThompsonSampling, kl
 from flashspec.records import Arm
@@ -270,7 +271,7 @@ def test_mean_of_rates_is_inflated_where_tokens_and_seconds_correlate() -> None:
         assert outcome.seconds.mean() == pytest.approx(world.seconds[k], rel=0.01)
     assert inflation[3] > 1.08
     assert max(inflation[:3]) < 1.03
-    history = play(UCB1(world.arms, MeanRate(CostTable(world.arms, np.full((4, 7), 0.0217))), runs=50), world, 5000)
+    history = play(UCB1(world.arms, MeanRate(costs_of(world)), runs=50), world, 5000)
     assert history.pulls(4)[:, 3].mean() > history.pulls(4)[:, 0].mean()  # it prefers the composite arm
 
 
@@ -316,7 +317,9 @@ def test_contextual_thompson_uses_the_match() -> None:
     table = np.array([[1.0] * 7, [1.0, 1.02, 1.04, 1.06, 1.08, 1.1, 1.12], [1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.2]])
     rng = np.random.default_rng(0)
     runs = 50
-    learner = ContextualThompson(arms, CostTable(arms, table), runs=runs)
+    learner = ContextualThompson(
+        arms, CostTable(arms, dict(zip(("plain", "lookup", "model"), table, strict=True))), runs=runs
+    )
     alpha = {(1, True): 0.9, (2, True): 0.85, (2, False): 0.85}
     right, tokens, seconds = [], 0, 0.0
     for step in range(400):
@@ -339,8 +342,8 @@ def test_contextual_thompson_uses_the_match() -> None:
 
 def test_full_information_learns_from_arms_it_never_played() -> None:
     arms = [Arm("plain", 0), Arm("good", 3), Arm("bad", 3)]
-    costs = CostTable(arms, [[1.0] * 4, [1.0, 1.1, 1.2, 1.3], [1.0, 1.1, 1.2, 1.3]])
-    survive = lambda a, n: Evidence(np.tile([a, a**2, a**3], (n, 1)), np.full(n, 3))  # noqa: E731
+    costs = CostTable(arms, {"plain": [1.0] * 4, "good": [1.0, 1.1, 1.2, 1.3], "bad": [1.0, 1.1, 1.2, 1.3]})
+    survive = lambda a, n: Evidence(np.tile([a, a**2, a**3], (n, 1)), np.full(n, 3), np.zeros(n, bool))  # noqa: E731
     for make in (ThroughputGreedy, Hedge):
         learner = make(arms, costs, runs=100)
         for _ in range(10):
@@ -357,7 +360,14 @@ ARMS = [Arm("plain", 0), Arm("lookup", 6), Arm("nano", 2), Arm("nano", 4), Arm("
 
 
 def table() -> CostTable:
-    return CostTable(ARMS, [[0.02 + 0.001 * g + 0.004 * g * ("nano" in arm.drafter) for g in range(7)] for arm in ARMS])
+    return CostTable(
+        ARMS,
+        {
+            name: [0.02 + 0.001 * g + 0.004 * g * (name == "nano") for g in range(7)]
+            for name in ("plain", "lookup", "nano")
+        },
+        catch_up={"nano": 0.01},
+    )
 
 
 def fair() -> Mixture:
@@ -408,7 +418,7 @@ def test_permuted_arms_give_permuted_indices(make) -> None:
 
 def test_rewards_outside_the_declared_range_raise() -> None:
     learner = UCB1(ARMS, TokensPerSecond(table()))
-    assert learner.reward_range[1] == pytest.approx(7 / 0.026)
+    assert learner.reward_range[1] == pytest.approx(7 / 0.023)
     with pytest.raises(ValueError, match="declared range"):
         learner.update(np.array([0]), Outcome(*(np.array([v]) for v in (50, 0.02, 0, 0, 0.0))))
 
@@ -430,7 +440,7 @@ def test_bad_settings_get_a_sentence() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         UniformRandom(ARMS, dwell=0)
     with pytest.raises(ValueError, match="positive seconds"):
-        CostTable(ARMS, np.zeros((5, 7)))
+        CostTable(ARMS, dict.fromkeys(("plain", "lookup", "nano"), [0.0] * 7))
     with pytest.raises(ValueError, match="needs a lookup arm"):
         hand_rule([Arm("plain", 0)])
 
@@ -451,7 +461,7 @@ def test_the_hand_rule_and_the_sources_of_arms() -> None:
 
 def test_idle_drafters_are_charged_for_catching_up() -> None:
     costs = table()
-    costs.catch_up = np.array([0, 0, 0.01, 0.01, 0.01])
+    assert costs.catch_up.tolist() == [0, 0, 0.01, 0.01, 0.01]
     for name in ("geometric", "contextual"):
         near, far = (
             policy(name, ARMS, costs, seed=1).score(Context(np.zeros(1, int), np.full((1, 5), unread)))
@@ -462,16 +472,25 @@ def test_idle_drafters_are_charged_for_catching_up() -> None:
 
 
 def test_cost_table_follows_the_machine() -> None:
-    costs = table()
-    before = costs.seconds.copy()
+    costs, still = table(), table()
+    price = lambda which, k, drafted, match=False: float(which.price(k, match, drafted))  # noqa: E731
     for _ in range(200):
-        costs.refresh(2, 2, 2 * before[2, 2])
-    assert costs.seconds[2, 2] == pytest.approx(2 * before[2, 2], rel=0.05)
-    assert costs.seconds[3, 2] == pytest.approx(2 * before[3, 2], rel=0.05)  # the same drafter
-    assert (costs.seconds[0] == before[0]).all()
+        costs.refresh(2, None, 2, 2 * price(still, 2, 2))
+    assert price(costs, 2, 2) == pytest.approx(2 * price(still, 2, 2), rel=0.05)
+    assert price(costs, 3, 2) == price(costs, 4, 2) == price(costs, 2, 2)  # whoever drafts with nano
+    assert price(costs, 4, 2, match=True) == price(still, 4, 2, match=True)  # there its lookup drafts
+    assert costs.usual[2] == pytest.approx(2 * price(still, 2, 2), rel=0.05)
+    before = costs.seconds.copy()
+    costs.refresh(4, None, 2, 1.0)  # the composite arm, and nobody knows which part drafted: only its own mean moves
+    assert (costs.seconds == before).all()
     calm = table()
-    calm.refresh(2, 2, 100.0)
-    assert calm.seconds[2, 2] < 1.03 * before[2, 2]  # one hiccup decides nothing
+    calm.refresh(2, None, 2, 100.0)
+    assert price(calm, 2, 2) < 1.03 * price(still, 2, 2)  # one hiccup decides nothing
+
+
+def test_cost_table_says_what_is_missing() -> None:
+    with pytest.raises(ValueError, match="no row for lookup"):
+        CostTable(ARMS, {"plain": [1.0] * 7, "nano": [1.0] * 7})
 
 
 def test_average_learns_means() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from flashspec.records import Arm
 from flashspec.ui import live
 from flashspec.ui.live import Controls, messages, start
 
@@ -45,14 +46,14 @@ def test_every_control_reaches_the_engine(monkeypatch) -> None:
 
     class Spy:
         def rounds(self, prompt, request, policy):
-            seen.update(prompt=prompt, request=request, arm=policy.select())
+            seen.update(prompt=prompt, request=request, arms=policy.arms)
             return iter(())
 
     loaded = live.family("embedded")
     monkeypatch.setattr(type(loaded), "decoder", lambda self, verifier: seen.update(verifier=verifier) or Spy())
     start(Controls("Hello", "embedded", "lookup", 5, "coupled", 0.3, 0.8, 17, 99, "triton"))
     assert seen["prompt"] == loaded.encode("Hello")
-    assert seen["arm"] == ("lookup", 5)
+    assert seen["arms"] == (Arm("lookup", 5),)
     assert seen["verifier"] == "triton"
     request = seen["request"]
     assert (request.rule, request.max_new_tokens, request.seed) == ("coupled", 17, 99)

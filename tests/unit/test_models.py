@@ -37,7 +37,7 @@ def test_embedded_family_loads_and_shares_its_models(embedded) -> None:
     assert embedded.drafters == ("plain", "lookup", "nano", "early-exit", "lookup-else-nano")
     assert set(embedded.decoder().drafters) == set(embedded.drafters)
     first, second = embedded.decoder(), embedded.decoder()
-    assert first.target.model is second.target.model
+    assert first.target.weights is second.target.weights
     assert first.target.tokens is not second.target.tokens
     assert embedded.eos == {2}
 
@@ -60,6 +60,7 @@ def test_any_two_folders_make_a_family(folder) -> None:
     target, draft = folder("target"), folder("draft", seed=1, vocabulary=104)
     family = load_family(target=target, drafters=[draft], device="cpu")
     assert "draft" in family.drafters
+    assert family.arms()[-1] == Arm("lookup-else-draft", 3)
     rounds = family.decoder().rounds([1, 2, 3], Request(max_new_tokens=8), Fixed(Arm("draft", 2)))
     assert 1 <= len(ids(list(rounds))) <= 8
 

@@ -15,9 +15,12 @@ def test_philox_known_answers() -> None:
         ),
     ]
     for counter, key, wanted in known:
-        for kind in (lambda x: torch.tensor([x]), lambda x: torch.tensor([x]).numpy()):
-            words = rng.philox(tuple(kind(c) for c in counter), tuple(kind(k) for k in key))
-            assert tuple(int(word[0]) for word in words) == wanted
+        words = rng.philox([torch.tensor([c]) for c in counter], [torch.tensor([k]) for k in key])
+        assert tuple(int(word[0]) for word in words) == wanted
+        c0, c1, c2, c3 = counter
+        if c0 == 0:  # the host's version counts from 0
+            host = rng.philox_on_host(1, c1, c2 + (c3 << 32), key[0] + (key[1] << 32))
+            assert tuple(host[:, 0].tolist()) == wanted
 
 
 def test_seeds_of_any_size_are_keys() -> None:
@@ -25,8 +28,8 @@ def test_seeds_of_any_size_are_keys() -> None:
 
 
 def test_uniforms_are_never_zero() -> None:
-    assert float(rng._unit(torch.zeros(1, dtype=torch.int64))) > 0
-    assert float(rng._unit(torch.full((1,), 2**32 - 1))) <= 1
+    assert float(rng._unit(torch.zeros(1))) > 0
+    assert float(rng._unit(torch.full((1,), 2.0**32 - 1))) <= 1
 
 
 def test_purposes_offsets_and_positions_do_not_collide() -> None:
@@ -37,6 +40,18 @@ def test_purposes_offsets_and_positions_do_not_collide() -> None:
                 seen.append(rng.exponentials(seed, torch.tensor([position]), 64, purpose, offset)[0])
     stacked = torch.stack(seen)
     assert (torch.cdist(stacked, stacked) + torch.eye(len(seen)) * 9 > 1).all()
+
+
+def test_inverse_draws_in_proportion_and_never_the_impossible() -> None:
+    weights = torch.tensor([[0.0, 0.1, 0.0, 0.6, 0.3, 0.0]])
+    drawn = torch.cat(
+        [rng.inverse(weights, rng.uniforms(rng.seeds(s), torch.tensor([0]), 1, rng.DRAFT)) for s in range(4000)]
+    )
+    share = torch.bincount(drawn, minlength=6) / 4000
+    assert torch.allclose(share, weights[0], atol=0.03)
+    assert (share[[0, 2, 5]] == 0).all()
+    for extreme in (1e-12, 0.1, 0.7, 1.0):  # edges: an entry without weight is never the first to reach them
+        assert weights[0, int(rng.inverse(weights, torch.tensor([[extreme]])))] > 0
 
 
 def test_race_draws_in_proportion() -> None:

@@ -1,0 +1,31 @@
+"""Prompts to measure on: the project's own by kind of work, or a file in the format of Spec-Bench."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from flashspec.models.catalog import assets
+
+# Spec-Bench names a turn of MT-Bench by its topic; together they are its "chat".
+_CHAT = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
+
+
+def workloads(path: str | None = None) -> dict[str, list[str]]:
+    """Prompts by workload. path: JSON lines with `category` and `turns`, the first turn being asked.
+
+    Raises ValueError with a sentence where the file cannot be read.
+    """
+    if path is None:
+        return dict(json.loads((assets() / "prompts.json").read_text(encoding="utf-8")))
+    grouped: dict[str, list[str]] = {}
+    try:
+        for line in Path(path).read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            category = "chat" if row["category"] in _CHAT else row["category"].replace("_", " ")
+            grouped.setdefault(category, []).append(row["turns"][0])
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise ValueError(
+            f"{path} cannot be read as prompts ({error}); give JSON lines with category and turns."
+        ) from None
+    return grouped

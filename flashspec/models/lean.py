@@ -1,0 +1,202 @@
+"""A lean forward for Llama-form models on the CPU: fused q/k/v and gate/up products, a static cache, few small operations.
+
+Loaded from the weights of a transformers model and equal to it in float32. Each row of a block is computed as if it were alone, so in
+int8 and bfloat16 the logits are the same bits whatever block a token was read in, and greedy text equals plain decoding id by id.
+
+The layout of the weights is chosen by a short measurement on the machine that runs (`fastest`): int8 rows with bfloat16 activations
+make a block of four tokens cost little more than one, which is what speculation needs. A quantised model is then *the* target: exactness
+is relative to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flashspec.target import Remembering
+
+LAYOUTS = ("int8", "bfloat16", "float32")
+_PAD = 64  # keys are read in steps of this many, masked beyond the text, so that sums do not depend on the length of the block
+_GROW = 256  # tokens by which a cache grows
+_BLOCK = 4  # rows of the block that the measurement weighs against a single row
+
+Product = Callable[[Tensor], Tensor]  # [n, in] float32 -> [n, out] float32
+
+
+class Layer(NamedTuple):
+    """One decoder layer: four products and two norms."""
+
+    qkv: Product
+    out: Product
+    gate_up: Product
+    down: Product
+    before_attention: Tensor  # [d]
+    before_mlp: Tensor  # [d]
+
+
+class LeanLlama:
+    """Weights of a Llama-form model in one `layout`, shared read-only by any number of `LeanModel`s."""
+
+    def __init__(self, model: Any, layout: str) -> None:
+        config = model.config.get_text_config()
+        self.layout = layout
+        self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
+        self.width: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.epsilon: float = config.rms_norm_eps
+        self.context_length: int = config.max_position_embeddings
+        self.vocabulary: int = config.vocab_size
+        product = _PRODUCTS[layout]
+        base = model.model
+        self.layers = [_layer(layer, self.heads, self.groups, self.width, product) for layer in base.layers]
+        self.norm = base.norm.weight.float()
+        self.embedding = base.embed_tokens.weight.float()
+        self.head = product(model.get_output_embeddings().weight)
+        inverse = base.rotary_emb.inv_freq.float()
+        angles = torch.outer(torch.arange(self.context_length, dtype=torch.float32), inverse)
+        self.turns = torch.polar(torch.full_like(angles, base.rotary_emb.attention_scaling), angles)[
+            :, None
+        ]  # [C, 1, w/2]
+
+    def first(self, count: int) -> LeanLlama:
+        """The early exit: the same weights, the first `count` layers."""
+        view = object.__new__(LeanLlama)
+        view.__dict__ = {**self.__dict__, "layers": self.layers[:count]}
+        return view
+
+
+class LeanModel(Remembering):
+    """A `LanguageModel` on shared lean weights, with a static cache of its own: [layers, 2, groups, length, width].
+
+    The cache is zeroed when it grows: what lies behind the text is masked, but 0 · NaN would show.
+    """
+
+    def __init__(self, weights: LeanLlama, name: str) -> None:
+        super().__init__()
+        self.name, self.weights = name, weights
+        self.vocabulary, self.context_length = weights.vocabulary, weights.context_length
+        self._cache = torch.empty(len(weights.layers), 2, weights.groups, 0, weights.width)
+
+    def _crop(self, length: int) -> None:
+        return  # what lies behind the tokens held is overwritten by the next read
+
+    @torch.inference_mode()
+    def _forward(self, chunk: list[int], keep: int) -> Tensor:
+        w, n, start = self.weights, len(chunk), len(self.tokens)
+        end = start + n
+        self._reserve(end)
+        x = w.embedding[torch.tensor(chunk)]  # [n, d]
+        turns = w.turns[start:end]
+        length = -(-end // _PAD) * _PAD
+        mask = torch.where(torch.arange(length) <= torch.arange(start, end)[:, None], 0.0, float("-inf"))[:, None, None]
+        turned = w.heads + w.groups
+        for layer, (keys, values) in zip(w.layers, self._cache, strict=True):
+            qkv = layer.qkv(_rms(x, layer.before_attention, w.epsilon)).view(n, turned + w.groups, w.width)
+            pairs = torch.view_as_complex(qkv[:, :turned].reshape(n, turned, -1, 2))
+            qk = torch.view_as_real(pairs * turns).flatten(2)  # [n, heads + groups, width]
+            keys[:, start:end] = qk[:, w.heads :].transpose(0, 1)
+            values[:, start:end] = qkv[:, turned:].transpose(0, 1)
+            attended = F.scaled_dot_product_attention(
+                qk[:, : w.heads, None], keys[:, :length].expand(n, -1, -1, -1), values[:, :length].expand(n, -1, -1, -1),
+                attn_mask=mask, enable_gqa=w.heads != w.groups,
+            )  # fmt: skip  # [n, heads, 1, width]
+            x = x + layer.out(attended.reshape(n, -1))
+            gate, up = layer.gate_up(_rms(x, layer.before_mlp, w.epsilon)).chunk(2, -1)
+            x = x + layer.down(F.silu(gate) * up)
+        return w.head(_rms(x[-keep:], w.norm, w.epsilon))[None]
+
+    def _reserve(self, length: int) -> None:
+        """Room for `length` tokens."""
+        have = self._cache.shape[3]
+        if length > have:
+            more = self._cache.new_zeros(
+                *self._cache.shape[:3], -(-length // _GROW) * _GROW - have, self._cache.shape[4]
+            )
+            self._cache = torch.cat((self._cache, more), 3)
+
+
+def suits(model: Any) -> bool:
+    """Whether `model` has exactly the form that the lean forward computes: plain Llama, no bias, one kind of RoPE, on the CPU."""
+    if (
+        type(model).__name__ != "LlamaForCausalLM"
+        or model.device.type != "cpu"
+        or getattr(model, "is_quantized", False)
+    ):
+        return False
+    config = model.config
+    rope = getattr(config, "rope_parameters", None) or {}
+    without_bias = not config.attention_bias and not config.mlp_bias
+    return without_bias and config.hidden_act == "silu" and rope.get("rope_type", "default") == "default"
+
+
+def fastest(model: Any) -> tuple[str, dict[str, float]]:
+    """The layout whose single row and block of four rows take least together, by timing the products of one layer: (name, seconds)."""
+    layer, config = model.model.layers[0], model.config.get_text_config()
+    weights = [layer.self_attn.q_proj.weight, layer.mlp.gate_proj.weight, layer.mlp.down_proj.weight]
+    copies = min(max(1, 2**25 // sum(w.numel() for w in weights)), 64)  # more than the caches hold, as in a whole model
+    seconds = {}
+    for layout in LAYOUTS:
+        products = [_PRODUCTS[layout](w.clone()) for _ in range(copies) for w in weights]
+        inputs = [(torch.randn(1, w.shape[1]), torch.randn(_BLOCK, w.shape[1])) for w in weights]
+        with torch.inference_mode():
+            times = [_time(products, inputs) for _ in range(3)]
+        seconds[layout] = min(times) / copies * config.num_hidden_layers
+    return min(seconds, key=lambda name: seconds[name]), seconds
+
+
+def _time(products: list[Product], inputs: list[tuple[Tensor, Tensor]]) -> float:
+    began = time.perf_counter()
+    for i, product in enumerate(products):
+        for x in inputs[i % len(inputs)]:
+            product(x)
+    return time.perf_counter() - began
+
+
+def _layer(layer: Any, heads: int, groups: int, width: int, product: Callable[[Tensor], Product]) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    q, k = (_interleave(w.weight, n, width) for w, n in ((attention.q_proj, heads), (attention.k_proj, groups)))
+    return Layer(
+        product(torch.cat((q, k, attention.v_proj.weight))),
+        product(attention.o_proj.weight),
+        product(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))),
+        product(mlp.down_proj.weight),
+        layer.input_layernorm.weight.float(),
+        layer.post_attention_layernorm.weight.float(),
+    )
+
+
+def _interleave(weight: Tensor, heads: int, width: int) -> Tensor:
+    """Rows reordered so that the two halves which RoPE turns together lie side by side, as complex numbers do: [h·w, d]."""
+    return weight.view(heads, 2, width // 2, -1).transpose(1, 2).reshape(heads * width, -1)
+
+
+def _rms(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, epsilon)
+
+
+def _int8(weight: Tensor) -> Product:
+    """int8 rows. The scale is applied to the result in float32: inside the product it would be rounded to bfloat16."""
+    scale = weight.float().abs().amax(1).clamp(min=1e-12) / 127
+    rows = (weight.float() / scale[:, None]).round().to(torch.int8).contiguous()
+    ones = torch.ones(len(rows), dtype=torch.bfloat16)
+    return lambda x: torch._weight_int8pack_mm(x.bfloat16(), rows, ones) * scale
+
+
+def _bfloat16(weight: Tensor) -> Product:
+    if torch.backends.mkldnn.is_available():
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().bfloat16(), _BLOCK)
+        return lambda x: torch.ops.mkldnn._linear_pointwise(x.bfloat16(), packed, None, "none", [], "").float()
+    plain = weight.detach().bfloat16()
+    return lambda x: F.linear(x.bfloat16(), plain).float()
+
+
+def _float32(weight: Tensor) -> Product:
+    plain = weight.detach().float().contiguous()
+    return lambda x: F.linear(x, plain)
+
+
+_PRODUCTS = {"int8": _int8, "bfloat16": _bfloat16, "float32": _float32}
