@@ -109,7 +109,7 @@ class SpeculativeDecoder:
             clock = _Clock(self.device, policy=late)
             generated = len(committed) - len(prompt)
             position = torch.full_like(seed, len(committed))
-            chosen, estimates = self._choose(policy, committed)
+            chosen, estimates, proposal = self._choose(policy, committed)
             arm = policy.arms[int(chosen[0])]
             gamma = min(arm.gamma, budget - generated - 1)
             clock.lap("policy")
@@ -129,7 +129,7 @@ class SpeculativeDecoder:
                 stop="context" if stop == "length" and budget < request.max_new_tokens else stop, estimates=estimates,
             )  # fmt: skip
             clock.lap("learn")
-            policy.update(chosen, outcome_of(round))
+            policy.update(chosen, outcome_of(round, proposal))
             if scorer:
                 scorer.add(outcome.logits[: len(emitted)])
                 if (evidence := scorer.due(committed)) is not None:
@@ -139,14 +139,16 @@ class SpeculativeDecoder:
             if round.stop:
                 return
 
-    def _choose(self, policy: Policy, committed: list[int]) -> tuple[Any, dict[str, Estimate] | None]:
-        """The policy's choice [1] in view of the lookup's match and of what idle drafters have missed, and what it compared."""
+    def _choose(self, policy: Policy, committed: list[int]) -> tuple[Any, dict[str, Estimate] | None, list[int]]:
+        """The policy's choice [1] in view of the lookup's match and of what idle drafters have missed, what it compared, and what
+        lookup proposes: on that every round tells something, whoever drafts."""
         if len(policy.arms) == 1:
-            return policy.select(), None
-        lookup = self.drafters.get("lookup")
+            return policy.select(), None, []
+        lookup, match, proposal = self.drafters.get("lookup"), 0, list[int]()
         if isinstance(lookup, LookupDrafter):
             lookup.catch_up(committed)
-        match = lookup.match_length if isinstance(lookup, LookupDrafter) else 0
+            match = lookup.match_length
+            proposal = lookup.block(max(arm.gamma for arm in policy.arms))
         missed = {name: self.drafters[name].unread(committed) for name in {arm.drafter for arm in policy.arms}}
         unread = [max(missed[arm.drafter] - CONTINUOUS_USE, 0) for arm in policy.arms]
         chosen = policy.select(Context(np.array([match]), np.array([unread])))
@@ -157,7 +159,7 @@ class SpeculativeDecoder:
             )
             for k, arm in enumerate(policy.arms)
         }
-        return chosen, estimates
+        return chosen, estimates, proposal
 
     def _budget(self, prompt: Sequence[int], request: Request) -> int:
         """Tokens that may be generated."""

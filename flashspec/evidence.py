@@ -93,9 +93,7 @@ def lookup_evidence(lookup: LookupDrafter, text: Sequence[int], positions: range
     for row, at in enumerate(positions):
         reader.catch_up(text[:at])
         lengths.append(reader.match_length)
-        proposal: list[int] = []
-        while len(proposal) < depth and (token := reader.next(proposal)) is not None:
-            proposal.append(token)
+        proposal = reader.block(depth)
         drafted[row] = len(proposal)
         agree = [a == b for a, b in zip(proposal, text[at : at + depth], strict=False)]
         hits[row, : len(agree)] = np.cumprod(agree) if agree else 0

@@ -88,7 +88,9 @@ def world(
     ends = trace.rounds[-1].stop in ("length", "context")  # then the last blocks were shortened to fit
     left = np.arange(n - 1, -1, -1) if ends else np.full(n, depth)
     survive = np.stack([found[arm.drafter].survival if arm.gamma else np.zeros((n, depth)) for arm in arms])
-    drafted = np.stack([np.minimum(found[arm.drafter].drafted if arm.gamma else 0, left) for arm in arms])
+    drafted = np.stack(
+        [np.minimum(np.minimum(found[arm.drafter].drafted if arm.gamma else 0, arm.gamma), left) for arm in arms]
+    )
     survive = survive * (np.arange(1, depth + 1) <= left[:, None])
     at = np.array([[costs.arms.index(arm)] for arm in arms])
     prices = costs.price(at, match > 0, drafted)

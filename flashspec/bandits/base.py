@@ -35,6 +35,10 @@ class Outcome(NamedTuple):
     drafted: Array
     accepted: Array
     catch_up: Array  # seconds that an idle drafter took to read what it had missed
+    hits: Array = np.zeros(1, int)  # leading tokens of the lookup's proposal that the round emitted, whoever drafted it
+    judged: Array = np.zeros(
+        1, int
+    )  # tokens of that proposal that the round decided: the hits, and the first miss if it came to it
 
 
 class Evidence(NamedTuple):
@@ -113,11 +117,13 @@ class Policy(ABC):
         """Update the statistics with one outcome a run."""
 
 
-def outcome_of(round: Round) -> Outcome:
-    """A Round as the outcome of one game."""
-    seconds = round.seconds
-    values = (len(round.emitted), seconds.total - seconds.catch_up, len(round.drafted), round.tau, seconds.catch_up)
-    return Outcome(*(np.array([value]) for value in values))
+def outcome_of(round: Round, proposal: Sequence[int] = ()) -> Outcome:
+    """A Round as the outcome of one game. proposal: what lookup would have drafted."""
+    seconds, emitted = round.seconds, round.emitted
+    agree = [a == b for a, b in zip(proposal, emitted, strict=False)]
+    hits = agree.index(False) if False in agree else len(agree)
+    values = (len(emitted), seconds.total - seconds.catch_up, len(round.drafted), round.tau, seconds.catch_up)
+    return Outcome(*(np.array([value]) for value in (*values, hits, min(hits + 1, len(agree)))))
 
 
 class Rated(Policy):

@@ -28,7 +28,7 @@ class CostTable:
         self,
         arms: Sequence[Arm],
         seconds: Mapping[str, Sequence[float]],
-        usual: Sequence[float] | None = None,
+        usual: Array | None = None,
         catch_up: Mapping[str, float] | None = None,
     ) -> None:
         self.arms = tuple(arms)
@@ -48,6 +48,12 @@ class CostTable:
         self.usual = typical if usual is None else np.array(usual, float)
         late = catch_up or {}
         self.catch_up = np.array([late.get(sources(arm)[1] or "", 0.0) for arm in arms])  # [K]
+
+    def only(self, arms: Sequence[Arm]) -> CostTable:
+        """The same prices for some of the arms."""
+        at = [self.arms.index(arm) for arm in arms]
+        late = {source: self.catch_up[k] for k in at if (source := sources(self.arms[k])[1])}
+        return CostTable(arms, dict(zip(self.names, self.seconds.copy(), strict=True)), self.usual[at], late)
 
     @property
     def every(self) -> Array:

@@ -181,6 +181,10 @@ class TraceReplay(_Seeded):
         reads = [sources(arm)[1] for arm in arms]
         self._same = np.array([[a == b for b in reads] for a in reads])  # [K, K] arms whose model is the same
         self._lookup = np.array([arm.drafter.startswith("lookup") for arm in arms])
+        pure = [k for k, arm in enumerate(arms) if arm.drafter == "lookup"]
+        self._longest = (
+            max(pure, key=lambda k: arms[k].gamma) if pure else None
+        )  # the arm that shows what lookup proposes
         self.length = survival.shape[1]
 
     def only(self, arms: Sequence[Arm]) -> TraceReplay:
@@ -217,9 +221,17 @@ class TraceReplay(_Seeded):
         tokens = np.where(live, 1 + accepted, 0)
         self.read = np.where(self._same[chosen] & works[:, None], (self.position + accepted)[:, None], self.read)
         self.position = self.position + tokens
-        return Outcome(
-            tokens, np.where(live, self.seconds[chosen, at], 0.0), drafted, accepted, np.where(live, late, 0.0)
-        )
+        hits, judged = self._proposed(at, tokens)
+        seconds = np.where(live, self.seconds[chosen, at], 0.0)
+        return Outcome(tokens, seconds, drafted, accepted, np.where(live, late, 0.0), hits, judged)
+
+    def _proposed(self, at: Array, tokens: Array) -> tuple[Array, Array]:
+        """How the lookup's proposal fared on the tokens that a round emitted: hits and judged tokens, [runs] twice."""
+        if self._longest is None:
+            return np.zeros(self.runs, int), np.zeros(self.runs, int)
+        whole = self.survival[self._longest, at].sum(1).astype(int)  # a lookup is certain: 0 or 1 at every depth
+        hits = np.minimum(whole, tokens)
+        return hits, np.minimum(hits + 1, np.minimum(self.drafted[self._longest, at], tokens))
 
     def evidence(self, start: int, stop: int) -> dict[str, Evidence]:
         """What a scoring of all drafters over positions start … stop − 1 would say."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 class LookupDrafter:
     """Looks for the longest of the last `longest` … `shortest` tokens, most recent occurrence first."""
 
-    def __init__(self, longest: int = 4, shortest: int = 2) -> None:
+    def __init__(self, longest: int = 6, shortest: int = 2) -> None:
         if not 1 <= shortest <= longest:
             raise ValueError(f"Lookup needs 1 <= shortest <= longest n-gram, not {shortest} and {longest}.")
         self._lengths = range(longest, shortest - 1, -1)
@@ -40,6 +40,13 @@ class LookupDrafter:
 
     def unread(self, context: Sequence[int]) -> int:
         return 0
+
+    def block(self, longest: int) -> list[int]:
+        """The whole proposal, up to `longest` tokens."""
+        drafted: list[int] = []
+        while len(drafted) < longest and (token := self.next(drafted)) is not None:
+            drafted.append(token)
+        return drafted
 
     def again(self) -> LookupDrafter:
         """Another one with the same settings and nothing read."""
