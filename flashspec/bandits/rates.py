@@ -239,7 +239,7 @@ class ContextualThompson(Rated):
 
     def _matched(self) -> Array:
         """Whether lookup has a match: [runs, 1]."""
-        return np.asarray(self._context).reshape(-1, 1) > 0
+        return self._context[:, None] > 0
 
     def _source(self) -> Array:
         """Who would draft for every arm in the present context: [runs, K]."""
@@ -248,7 +248,7 @@ class ContextualThompson(Rated):
     def _cost(self, context: Context) -> Array:
         """Seconds of the round of every arm in the present context: [runs, K]."""
         match = self._matched()
-        drafted = np.where(match, self.costs.drafts(True), self.costs.drafts(False))
+        drafted: Array = np.where(match, self.costs.drafts(True), self.costs.drafts(False))
         seconds = self.costs.price(self.costs.every, match, drafted)
         asleep = ~self._lookups[self._source()] & (drafted > 0)  # a lookup that found a match pays no model
         return seconds + np.where(asleep, self.costs.catch_up * context.unread / STAY, 0.0)

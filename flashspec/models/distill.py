@@ -6,7 +6,7 @@
    cures a small model of going astray on its own words.
 4. Acceptance on texts held out, before and after packing to int8 rows.
 
-Every stage saves its state; the same command goes on where it stopped. The schedule follows the seconds spent in training, so
+Every stage saves its state, and every slice leaves packed students; the same command goes on where it stopped. The schedule follows the seconds spent in training, so
 that it ends where the budget ends, whatever the machine.
 """
 
@@ -82,8 +82,8 @@ def distil(teacher: Any, tokenizer: Any, folder: Path, recipe: Recipe, seconds: 
             return run.save()
         run.save()
     figures = run.evaluate()
-    for name, model in run.students.items():
-        figures[name]["alpha_lost_by_packing"] = run.pack(name, model, tokenizer)
+    for name in run.students:
+        figures[name]["alpha_lost_by_packing"] = run.lost_by_packing(name)
         write(f"{name}: {figures[name]}")
     (folder / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
     return True
@@ -206,7 +206,7 @@ class _Run:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
     def save(self) -> bool:
-        """Write the state beside the corpus; returns False: not done."""
+        """Write the state beside the corpus, and the students as they are, packed and ready to use; returns False: not done."""
         state = {
             "students": {name: model.state_dict() for name, model in self.students.items()},
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
@@ -215,6 +215,13 @@ class _Run:
         part = self.folder / "state.part"
         torch.save(state, part)
         part.replace(self.folder / "state.pt")
+        for name, model in self.students.items():
+            where = self.folder / name
+            where.mkdir(exist_ok=True)
+            model.config.save_pretrained(where)
+            packing.pack(
+                {k: v for k, v in model.state_dict().items() if k != "lm_head.weight"}, where / packing.WEIGHTS
+            )
         return False
 
     def load(self) -> None:
@@ -260,16 +267,14 @@ class _Run:
             count += ids.numel()
         return overlap / count, equal / count
 
-    def pack(self, name: str, model: Any, tokenizer: Any) -> float:
-        """Write `model` as int8 rows; returns the acceptance that packing costs."""
-        where = self.folder / name
-        where.mkdir(exist_ok=True)
-        model.config.save_pretrained(where)
-        state = {key: value for key, value in model.state_dict().items() if key != "lm_head.weight"}
-        packing.pack(state, where / packing.WEIGHTS)
-        packed = packing.load_packed(where).to(self.device)
+    def lost_by_packing(self, name: str) -> float:
+        """Acceptance that the int8 rows of `save` cost against the weights as they were trained."""
+        packed = packing.load_packed(self.folder / name).to(self.device)
         rows = _rows(self.folder, "teacher")[: self.recipe.held_out]
-        return self.compare(self.teacher, model, rows, 1.0)[0] - self.compare(self.teacher, packed, rows, 1.0)[0]
+        return (
+            self.compare(self.teacher, self.students[name], rows, 1.0)[0]
+            - self.compare(self.teacher, packed, rows, 1.0)[0]
+        )
 
 
 def head_loss(

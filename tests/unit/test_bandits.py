@@ -331,11 +331,14 @@ def test_contextual_thompson_uses_the_match() -> None:
         a = np.array([alpha.get((int(k), bool(m)), 0.0) for k, m in zip(chosen, match, strict=True)])
         accepted = np.minimum(rng.geometric(1 - np.minimum(a, 0.999)) - 1, drafted)
         cost = table[chosen, drafted]
-        learner.update(chosen, Outcome(1 + accepted, cost, drafted, accepted, np.zeros(runs)))
+        hits = np.minimum(rng.geometric(0.1, runs) - 1, 6)  # what lookup would have had: each token with chance 0.9
+        hits = np.where(chosen == 1, accepted, np.minimum(hits, 1 + accepted)) * match
+        judged = np.minimum(hits + 1, np.minimum(6, 1 + accepted)) * match
+        learner.update(chosen, Outcome(1 + accepted, cost, drafted, accepted, np.zeros(runs), hits, judged))
         if step >= 200:
             right.append(np.where(match, chosen == 1, chosen == 2).mean())
             tokens, seconds = tokens + (1 + accepted).sum(), seconds + cost.sum()
-    assert np.mean(right) > 0.85
+    assert np.mean(right) > 0.75
     model_alone = sum(0.85**i for i in range(4)) / 1.6
     assert tokens / seconds > 1.3 * model_alone
 
