@@ -1,4 +1,4 @@
-"""The command line: generate, check, bench, pull, models. Heavy imports wait until a command needs them."""
+"""The command line: generate, check, bench, distill, pull, models. Heavy imports wait until a command needs them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 if TYPE_CHECKING:
+    from flashspec.bandits import Policy
     from flashspec.engine import Request
     from flashspec.models.catalog import Family
     from flashspec.records import Round, Totals
@@ -48,6 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     _family_options(generate)
     generate.add_argument(
         "--drafter", default=None, help="plain, lookup, early-exit, a drafter of the family, lookup-else-NAME"
+    )
+    generate.add_argument(
+        "--policy", default=None, metavar="NAME", help="let a bandit choose drafter and γ, for example contextual"
     )
     generate.add_argument("--gamma", type=int, default=3, help="draft length (default 3)")
     generate.add_argument("--rule", default="block", help="token, block or coupled (default block)")
@@ -103,10 +107,10 @@ def _parser() -> argparse.ArgumentParser:
     bandit.add_argument("--rule", default="block", help="token, block or coupled (default block)")
     bandit.add_argument("--policies", nargs="+", default=None, metavar="NAME", help="these only")
     bandit.add_argument("--live", type=int, default=1, metavar="N", help="passes by the clock, 0 for replay alone")
-    bandit.add_argument("--out", metavar="FILE", help="keep the result as JSON")
+    bandit.add_argument("--out", metavar="FILE", help="add the result to this JSON file")
     bandit.set_defaults(run=_bench_bandit)
     shown = kinds.add_parser("report", help="table and plot of a saved result")
-    shown.add_argument("result", help="JSON of `bench verify`")
+    shown.add_argument("result", help="JSON of `bench verify` or `bench bandit`")
     shown.add_argument("--readme", metavar="FILE", help="write the table between its marks")
     shown.add_argument("--plot", metavar="FILE", help="draw an SVG (needs matplotlib)")
     shown.set_defaults(run=_bench_report)
@@ -169,6 +173,10 @@ def _generate(options: argparse.Namespace) -> int:
     request = _request(options)  # a bad setting is told before any model is loaded
     if options.gamma < 0:
         raise ValueError(f"gamma is {options.gamma}; choose 0 (no drafting) or more.")
+    from flashspec import bandits
+
+    if options.policy and options.policy not in bandits.POLICIES:
+        raise ValueError(f"There is no policy {options.policy!r}; choose one of {', '.join(bandits.POLICIES)}.")
     from flashspec.bandits import Fixed
     from flashspec.machine import describe
     from flashspec.records import Trace, totals
@@ -179,21 +187,29 @@ def _generate(options: argparse.Namespace) -> int:
     drafter = options.drafter or next((name for name in family.drafters if name.startswith("lookup-else-")), "lookup")
     arm = family.arm(drafter, options.gamma)
     decoder = family.decoder(options.verifier)
+    policy: Policy = Fixed(arm)
+    if options.policy:
+        from flashspec.calibration import measure_costs
+
+        arms = family.arms()
+        policy = bandits.policy(options.policy, arms, measure_costs(family.decoder(options.verifier), arms, request))
     rounds: list[Round] = []
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     try:
-        for round in decoder.rounds(ids, request, Fixed(arm)):
+        for round in decoder.rounds(ids, request, policy):
             rounds.append(round)
             print("".join(_paint(round, colour, not options.hide_rejected)), end="", flush=True)
     finally:
         print("\n")
-        _print_totals(totals(rounds), arm, request, rounds[-1].stop if rounds else None, decoder.verifier.name)
+        _print_totals(
+            totals(rounds), options.policy or arm, request, rounds[-1].stop if rounds else None, decoder.verifier.name
+        )
         if options.save and rounds:
             trace = Trace(
                 family.name,
                 prompt,
                 len(ids),
-                _settings(request, arm),
+                _settings(request, options.policy or arm),
                 describe(family.target, family.layout),
                 tuple(rounds),
             )
@@ -324,6 +340,7 @@ def _bench_bandit(options: argparse.Namespace) -> int:
         tokens=options.max_new_tokens,
         policies=names,
         live=options.live,
+        source=Path(options.prompts).parent.name or "file" if options.prompts else "ours",
     )
     if options.out:
         bandit.save(result, Path(options.out))
@@ -340,11 +357,12 @@ def _bench_report(options: argparse.Namespace) -> int:
             f"There is no file {options.result}; measure one with: flashspec bench verify --out {options.result}"
         )
     result = report.load(Path(options.result))
-    text = report.table(result)
+    kind = result.get("benchmark", "verify")
+    text = report.TABLES[kind](result)
     print(text)
     if options.readme:
-        report.write_into_readme(Path(options.readme), "verify", text)
-    if options.plot:
+        report.write_into_readme(Path(options.readme), kind, text)
+    if options.plot and kind == "verify":
         report.plot(result, Path(options.plot))
     return 0
 

@@ -109,7 +109,7 @@ class SpeculativeDecoder:
             clock = _Clock(self.device, policy=late)
             generated = len(committed) - len(prompt)
             position = torch.full_like(seed, len(committed))
-            chosen, estimates, proposal = self._choose(policy, committed)
+            chosen, estimates, proposal = self._choose(policy, committed, explained=request.candidates > 0)
             arm = policy.arms[int(chosen[0])]
             gamma = min(arm.gamma, budget - generated - 1)
             clock.lap("policy")
@@ -139,7 +139,9 @@ class SpeculativeDecoder:
             if round.stop:
                 return
 
-    def _choose(self, policy: Policy, committed: list[int]) -> tuple[Any, dict[str, Estimate] | None, list[int]]:
+    def _choose(
+        self, policy: Policy, committed: list[int], explained: bool
+    ) -> tuple[Any, dict[str, Estimate] | None, list[int]]:
         """The policy's choice [1] in view of the lookup's match and of what idle drafters have missed, what it compared, and what
         lookup proposes: on that every round tells something, whoever drafts."""
         if len(policy.arms) == 1:
@@ -152,6 +154,8 @@ class SpeculativeDecoder:
         missed = {name: self.drafters[name].unread(committed) for name in {arm.drafter for arm in policy.arms}}
         unread = [max(missed[arm.drafter] - CONTINUOUS_USE, 0) for arm in policy.arms]
         chosen = policy.select(Context(np.array([match]), np.array([unread])))
+        if not explained:
+            return chosen, None, proposal
         (means, widths), indices = policy.components(), policy.indices()
         estimates = {
             str(arm): Estimate(

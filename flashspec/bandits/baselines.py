@@ -54,7 +54,7 @@ class LookupElseDraft(_Unlearning):
 
 
 def hand_rule(arms: Sequence[Arm], runs: int = 1) -> LookupElseDraft:
-    """The rule made of the given arms: their longest lookup, else the model drafter with the shortest block of at least two.
+    """The rule made of the given arms: their longest lookup, else the cheapest model, named last, with its shortest block of two or more.
 
     Raises ValueError where there is no such pair.
     """
@@ -62,5 +62,5 @@ def hand_rule(arms: Sequence[Arm], runs: int = 1) -> LookupElseDraft:
     models = [arm for arm in arms if arm.gamma and not arm.drafter.startswith("lookup")]
     if not lookups or not models:
         raise ValueError("The hand rule needs a lookup arm and the arm of a model drafter.")
-    otherwise = min(models, key=lambda arm: (arm.gamma < 2, arm.gamma, arms.index(arm)))
+    otherwise = min(models, key=lambda arm: (arm.gamma < 2, arm.gamma, -list(arms).index(arm)))
     return LookupElseDraft(max(lookups, key=lambda arm: arm.gamma), otherwise, runs=runs)

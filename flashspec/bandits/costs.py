@@ -42,6 +42,7 @@ class CostTable:
         rows = [[self.names.index(source or "plain") for source in sources(arm)] for arm in arms]
         self._rows = np.array(rows)  # [K, 2] the row of an arm where lookup has a match, and where it has none
         self.gammas = np.array([arm.gamma for arm in arms])
+        self._drafts = [np.where([sources(arm)[side] is None for arm in arms], 0, self.gammas) for side in (0, 1)]
         typical = (
             self.price(self.every, True, self.drafts(True)) + self.price(self.every, False, self.drafts(False))
         ) / 2
@@ -61,7 +62,7 @@ class CostTable:
 
     def drafts(self, match: bool) -> Array:
         """Tokens that each arm drafts where lookup has a match, or has none: [K]."""
-        return np.where([sources(arm)[0 if match else 1] is None for arm in self.arms], 0, self.gammas)
+        return self._drafts[0 if match else 1]
 
     def price(self, arm: Array, match: Array, drafted: Array) -> Array:
         """Seconds of a round of arm index `arm` that drafts so many tokens, with a lookup match or without; arrays broadcast."""
@@ -98,9 +99,12 @@ class CostTable:
             ]  # else its first token hides in there
             if not drafting:
                 raise ValueError(f"No round of {name} was measured.")
-            seconds[name] = target + _curve(lengths, [*drafting, (0, 0.0)])
-            read = sum(r.caught_up for r in own if r.seconds.catch_up)
-            catch_up[name] = sum(r.seconds.catch_up for r in own) / max(read, 1)
+            draft = _curve(lengths, [*drafting, (0, 0.0)])
+            seconds[name] = target + draft
+            # A catch-up also gives the first draft, which the round then does not pay again: only what is beyond that is its price.
+            late = [r for r in own if r.seconds.catch_up]
+            beyond = sum(r.seconds.catch_up - draft[1] for r in late)
+            catch_up[name] = max(beyond, 0.0) / max(sum(r.caught_up for r in late), 1)
         return cls(arms, seconds, None, catch_up)
 
     def refresh(self, chosen: int, match: bool | None, drafted: int, seconds: float) -> None:

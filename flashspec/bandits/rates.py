@@ -168,6 +168,10 @@ class ContextualThompson(Rated):
         self._sources = list(dict.fromkeys(source for pair in pairs for source in pair))
         self._who = np.array([[self._sources.index(source) for source in pair] for pair in pairs])  # [K, 2]
         self._lookups = np.array([source == "lookup" for source in self._sources])
+        self._silent = np.array([source is None for source in self._sources])
+        self._short = np.array([arm.gamma == 0 for arm in arms])
+        self._ends = np.array([max(arm.gamma - 1, 0) for arm in arms])[None]
+        self._every = np.arange(len(arms))[None]
         self._depth = max(max(arm.gamma for arm in arms), 1)
         self.discount, self.memory, self.sharpness = discount, memory, sharpness
         super().__init__(arms, costs, runs=runs, seed=seed, dwell=dwell)
@@ -233,9 +237,8 @@ class ContextualThompson(Rated):
         """Tokens of a round for every arm in the present context: [runs, S, depth] -> [runs, K]."""
         survival = chances.cumprod(-1).cumsum(-1)  # accepted tokens expected of a block of 1, 2, … depth
         source = self._source()
-        none = np.array([name is None for name in self._sources])[source]
-        accepted = survival[np.arange(self.runs)[:, None], source, np.maximum(self.gammas - 1, 0)[None]]
-        return 1 + np.where(none | (self.gammas == 0), 0.0, accepted)
+        accepted = survival[np.arange(self.runs)[:, None], source, self._ends]
+        return 1 + np.where(self._silent[source] | self._short, 0.0, accepted)
 
     def _matched(self) -> Array:
         """Whether lookup has a match: [runs, 1]."""
@@ -243,7 +246,7 @@ class ContextualThompson(Rated):
 
     def _source(self) -> Array:
         """Who would draft for every arm in the present context: [runs, K]."""
-        return self._who[np.arange(len(self.arms))[None], (self._context == 0).astype(int)[:, None]]
+        return self._who[self._every, (self._context == 0).astype(int)[:, None]]
 
     def _cost(self, context: Context) -> Array:
         """Seconds of the round of every arm in the present context: [runs, K]."""

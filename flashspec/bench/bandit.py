@@ -2,7 +2,7 @@
 
 Two measurements. *Replay*: each prompt is answered once, and the exact law of acceptance on that text prices every arm and plays every
 policy with the machine's own cost table, many times, without noise between contestants. *Live*: the default policy, the best fixed arms
-and the hand rule really decode, alternating prompt by prompt, by the clock.
+and the hand rule really decode all prompts mixed, alternating prompt by prompt, by the clock.
 """
 
 from __future__ import annotations
@@ -63,9 +63,13 @@ def run(
     tokens: int = 128,
     policies: Sequence[str] = bandits.POLICIES,
     live: int = 1,
+    source: str = "ours",
     write: Write = print,
 ) -> dict[str, Any]:
-    """Measure and print; returns the result as plain data. live: passes over the prompts with the clock, 0 for replay alone."""
+    """Measure and print; returns the result as plain data.
+
+    live: passes over all prompts with the clock, 0 for replay alone. source: where the prompts are from, for the record.
+    """
     request = Request(tokens, SamplingParams(temperature=temperature), rule, candidates=0)
     arms, decoder = family.arms(), family.decoder()
     costs = measure_costs(decoder, arms, request)
@@ -86,23 +90,31 @@ def run(
         found, heads[kind] = _replayed(kind, chosen, arms, costs, policies)
         lines += found
         _print_lines(kind, found, heads[kind], write)
-    result = {
-        "benchmark": "bandit", "family": family.name, "machine": machine, "date": date.today().isoformat(), "temperature": temperature,
-        "rule": rule, "tokens": tokens, "replay": [asdict(line) for line in lines], "headroom": heads,
+    result: dict[str, Any] = {
+        "family": family.name, "prompts": source, "machine": machine, "date": date.today().isoformat(), "temperature": temperature,
+        "rule": rule, "tokens": tokens, "headroom": heads, "replay": [asdict(line) for line in lines], "live": [],
     }  # fmt: skip
     if live:
-        best = {line.contestant for line in lines if line.of_best == 1.0 and line.contestant in map(str, arms)}
-        fixed = [arm for arm in arms if str(arm) in best or arm.gamma == 0]
-        measured = [_live(decoder, kind, texts, fixed, arms, request, live) for kind in [*prompts, MIXED]]
-        for found in measured:
-            _print_lines(f"{found[0].workload}, by the clock", found, None, write)
-        result["live"] = [asdict(line) for found in measured for line in found]
+        found = _live(decoder, texts, _worth_running(lines, arms), arms, request, live)
+        _print_lines("mixed, by the clock", found, None, write)
+        result["live"] = [asdict(line) for line in found]
     return result
 
 
 def save(result: dict[str, Any], path: Path) -> None:
-    """Write the result of `run` as JSON."""
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Put the result of `run` into a JSON file that holds one for each family, prompts and temperature."""
+    key = lambda r: (r["family"], r["prompts"], r["temperature"])  # noqa: E731
+    kept = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
+    runs = sorted([r for r in kept if key(r) != key(result)] + [result], key=key)
+    path.write_text(
+        json.dumps({"benchmark": "bandit", "runs": runs}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+
+
+def _worth_running(lines: Sequence[Line], arms: Sequence[Arm]) -> list[Arm]:
+    """Plain decoding and the fixed arms that are best somewhere."""
+    best = {line.contestant for line in lines if line.of_best == 1.0}
+    return [arm for arm in arms if str(arm) in best or arm.gamma == 0]
 
 
 def _answer(
@@ -142,10 +154,10 @@ def _replayed(
 
 
 def _live(
-    decoder: SpeculativeDecoder, kind: str, texts: Sequence[Text], fixed: Sequence[Arm], arms: Sequence[Arm], request: Request, passes: int
+    decoder: SpeculativeDecoder, texts: Sequence[Text], fixed: Sequence[Arm], arms: Sequence[Arm], request: Request, passes: int
 ) -> list[Line]:  # fmt: skip
-    """Decode by the clock: all contestants answer a prompt before the next one comes, in an order that turns."""
-    chosen = _shuffled(texts) if kind == MIXED else [text for text in texts if text.workload == kind]
+    """Decode all prompts by the clock: all contestants answer a prompt before the next one comes, in an order that turns."""
+    chosen = _shuffled(texts)
     costs = measure_costs(decoder, arms, request)
     contestants: dict[str, Policy] = {str(arm): Fixed(arm) for arm in fixed}
     contestants["rule"] = hand_rule(arms)
@@ -161,7 +173,7 @@ def _live(
     rates = {name: total.rate or 0.0 for name, total in sums.items()}
     best = max(rates[str(arm)] for arm in fixed)
     return [
-        Line(kind, name, rates[name], rates[name] / best, sums[name].seconds - sums[name].tokens / best,
+        Line(MIXED, name, rates[name], rates[name] / best, sums[name].seconds - sums[name].tokens / best,
              _shares(policy.arms, policy.pulls[0]))
         for name, policy in contestants.items()
     ]  # fmt: skip

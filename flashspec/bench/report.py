@@ -53,6 +53,45 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def bandit_table(result: dict[str, Any]) -> str:
+    """Markdown: what the default policy reaches by replay on every workload, and by the clock on all of them mixed."""
+    machine = result["runs"][0]["machine"]
+    lines = [
+        f"{machine['device']}, {machine['dtype']}, torch {machine['torch']}; block rule. Replay: tokens per second on the same texts at the "
+        "measured cost table. Headroom: what the best switching every 32 tokens would gain, had it known the text. Clock: really decoded, "
+        "all workloads mixed, contestants alternating prompt by prompt.",
+        "",
+        "| target, prompts, T | workload | plain | best fixed arm | hand rule | default policy | of best fixed | headroom |",
+        "|" + " --- |" * 8,
+    ]
+    for run in result["runs"]:
+        where = f"{run['family']}, {run['prompts']}, {run['temperature']:g}"
+        for kind in dict.fromkeys(line["workload"] for line in run["replay"]):
+            lines.append(_bandit_row(where, kind, run["replay"], f"{run['headroom'][kind]:.1%}"))
+        if run["live"]:
+            lines.append(
+                _bandit_row(where, "mixed", run["live"], "–").replace("| mixed |", "| **mixed, by the clock** |")
+            )
+    return "\n".join(lines)
+
+
+def _bandit_row(where: str, kind: str, lines: list[dict[str, Any]], headroom: str) -> str:
+    of_kind = {line["contestant"]: line for line in lines if line["workload"] == kind}
+    fixed = [name for name, line in of_kind.items() if name == "plain" or "γ=" in name]
+    best = max(fixed, key=lambda name: of_kind[name]["rate"])
+    default = of_kind["contextual"]
+    rates = [
+        f"{of_kind['plain']['rate']:.1f}",
+        f"{of_kind[best]['rate']:.1f} ({best})",
+        f"{of_kind['rule']['rate']:.1f}",
+    ]
+    return (
+        f"| {where} | {kind} | "
+        + " | ".join([*rates, f"{default['rate']:.1f}", f"{default['of_best']:.3f}", headroom])
+        + " |"
+    )
+
+
 def _cut_line(rows: dict[tuple[int, int, int], dict[str, Any]]) -> str:
     """The figures with top-p, and where ours is no faster than PyTorch."""
     cut = {shape: row["graph"] for shape, row in rows.items() if row["graph"].get("triton_top_p")}
@@ -117,3 +156,6 @@ def plot(result: dict[str, Any], path: Path) -> None:
     panels[0].legend(fontsize=8, frameon=False)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
+
+
+TABLES = {"verify": table, "bandit": bandit_table}

@@ -107,11 +107,14 @@ class Family:
         return Arm(drafter, 0 if drafter == "plain" else gamma)
 
     def arms(self) -> tuple[Arm, ...]:
-        """The arms that a policy chooses among: none without a reason to win somewhere."""
+        """The arms that a policy chooses among: each wins somewhere, and none is there twice."""
         models = list(self.models)
         arms = [Arm("plain", 0), Arm("lookup", 3), Arm("lookup", 8)]
-        arms += [Arm(name, gamma) for name in models for gamma in (1, 2, 4)]
-        return (*arms, *(Arm(f"lookup-else-{name}", 3) for name in models[-1:]))
+        arms += [Arm(name, 2) for name in models[:-1]]
+        arms += [
+            Arm(name, gamma) for name in models[-1:] for gamma in (1, 2, 3)
+        ]  # the cheapest, tried at every useful length
+        return (*arms, *(Arm(f"lookup-else-{name}", gamma) for name in models[-1:] for gamma in (2, 3)))
 
     def cached(self) -> list[LanguageModel]:
         """The target, its model drafters and its early exit, each with an empty cache."""

@@ -6,8 +6,8 @@
    cures a small model of going astray on its own words.
 4. Acceptance on texts held out, before and after packing to int8 rows.
 
-Every stage saves its state, and every slice leaves packed students; the same command goes on where it stopped. The schedule follows the seconds spent in training, so
-that it ends where the budget ends, whatever the machine.
+Every stage saves its state, and every slice leaves packed students; the same command goes on where it stopped. The schedule follows
+the seconds spent in training, so that it ends where the budget ends, whatever the machine.
 """
 
 from __future__ import annotations

@@ -451,6 +451,7 @@ def test_bad_settings_get_a_sentence() -> None:
 def test_the_hand_rule_and_the_sources_of_arms() -> None:
     rule = hand_rule(ARMS, runs=2)
     assert rule.arms == (Arm("lookup", 6), Arm("nano", 2))
+    assert hand_rule([Arm("lookup", 3), Arm("tiny", 2), Arm("nano", 1), Arm("nano", 2)]).arms[1] == Arm("nano", 2)
     assert rule.select(Context(np.array([0, 3]))).tolist() == [1, 0]
     assert [sources(arm) for arm in ARMS] == [
         (None, None),

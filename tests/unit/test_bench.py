@@ -1,10 +1,12 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
 from flashspec import cli
 from flashspec.bench import baselines, report
+from flashspec.bench.workloads import workloads
 
 ROOT = Path(__file__).parents[2]
 SAVED = ROOT / "assets" / "benchmarks" / "verify_h200.json"
@@ -58,3 +60,75 @@ def test_baselines_do_the_same_job() -> None:
         tokens, _ = function(logits, draft_logits, ids, temperature)
         share = torch.bincount(tokens[:, 0], minlength=6) / batch
         assert ((share - p).abs() <= 4 * (p * (1 - p) / batch).sqrt() + 1e-6).all()
+
+
+def test_bench_bandit_measures_prints_and_keeps(tmp_path, capsys) -> None:
+    out = tmp_path / "bandit.json"
+    common = [
+        "bench",
+        "bandit",
+        "--per-workload",
+        "1",
+        "--max-new-tokens",
+        "12",
+        "--out",
+        str(out),
+        "--policies",
+        "rule",
+        "contextual",
+        "ucb1",
+    ]
+    assert cli.main([*common, "--temperature", "0"]) == 0
+    printed = capsys.readouterr().out
+    for part in (
+        "milliseconds a round",
+        "headroom of switching",
+        "oracle (knows the text)",
+        "mixed, by the clock",
+        "contextual",
+    ):
+        assert part in printed
+    assert cli.main([*common, "--live", "0"]) == 0
+    runs = json.loads(out.read_text())["runs"]
+    assert [run["temperature"] for run in runs] == [0.0, 0.7]
+    assert runs[0]["live"]
+    assert not runs[1]["live"]
+    for run in runs:
+        for workload in {line["workload"] for line in run["replay"]}:
+            fixed = [line for line in run["replay"] if line["workload"] == workload and not line["choices"]]
+            oracle = next(line for line in fixed if line["contestant"].startswith("oracle"))
+            assert max(line["rate"] for line in fixed) == oracle["rate"]  # nothing beats who knows the text
+            assert sorted(line["of_best"] for line in fixed if line is not oracle)[-1] == pytest.approx(1.0)
+    assert "by the clock" in report.bandit_table(json.loads(out.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--policies", "magic"], "no policy 'magic'"),
+        (["--per-workload", "0"], "at least 1"),
+        (["--prompts", "nowhere.jsonl"], "cannot be read as prompts"),
+    ],
+)
+def test_bad_bandit_settings_get_a_sentence(arguments, sentence, capsys) -> None:
+    assert cli.main(["bench", "bandit", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_spec_bench_files_are_read(tmp_path) -> None:
+    file = tmp_path / "question.jsonl"
+    rows = [
+        {"category": "math_reasoning", "turns": ["a", "b"]},
+        {"category": "writing", "turns": ["c"]},
+        {"category": "stem", "turns": ["d"]},
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert workloads(str(file)) == {"math reasoning": ["a"], "chat": ["c", "d"]}
+    ours = workloads()
+    assert list(ours) == ["chat", "code edit", "summary", "arithmetic", "report with code"]
+    assert all(len(prompts) >= 5 and len(set(prompts)) == len(prompts) for prompts in ours.values())
+
+
+def test_readme_shows_the_saved_bandit_result() -> None:
+    text = report.bandit_table(report.load(ROOT / "assets" / "benchmarks" / "bandit_cpu.json"))
+    assert text in (ROOT / "README.md").read_text(encoding="utf-8")

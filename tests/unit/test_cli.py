@@ -7,6 +7,18 @@ from flashspec.check import ALPHA, Verdict, report
 from flashspec.records import trace_from_json
 
 
+def test_generate_with_a_policy(capsys, tmp_path) -> None:
+    file = tmp_path / "trace.json"
+    arguments = ["generate", "one two one two one two", "--max-new-tokens", "20", "--save", str(file)]
+    assert cli.main([*arguments, "--policy", "contextual"]) == 0
+    assert "contextual, block rule" in capsys.readouterr().out
+    rounds = trace_from_json(file.read_bytes()).rounds
+    assert all(round.estimates and str(round.arm) in round.estimates for round in rounds)
+    assert any(round.seconds.policy > 0 for round in rounds)
+    assert cli.main([*arguments, "--policy", "magic"]) == 2
+    assert "no policy 'magic'" in capsys.readouterr().err
+
+
 def test_generate_streams_and_saves(capsys, tmp_path) -> None:
     saved = tmp_path / "trace.json"
     arguments = [

@@ -300,13 +300,13 @@ class Words(ByteTokenizer):
 
 
 def test_costs_are_measured_on_real_rounds() -> None:
-    made = decoder(cached(0), {"one": cached(1)}, tokenizer=Words())
-    arms = [Arm("plain", 0), Arm("lookup", 3), Arm("one", 1), Arm("one", 4), Arm("lookup-else-one", 3)]
+    made = decoder(cached(0), {"one": cached(1), "two": cached(2)}, tokenizer=Words())
+    arms = [Arm("plain", 0), Arm("lookup", 3), Arm("one", 1), Arm("one", 4), Arm("lookup-else-one", 3), Arm("two", 2)]
     table = measure_costs(made, arms, Request(sampling=SamplingParams(temperature=0.7)))
-    assert table.names == ("plain", "lookup", "one")
-    assert table.seconds.shape == (3, 5)
-    assert table.catch_up.tolist() == [0, 0, table.catch_up[2], table.catch_up[2], table.catch_up[2]]
-    assert table.catch_up[2] > 0
+    assert table.names == ("plain", "lookup", "one", "two")
+    assert table.seconds.shape == (4, 5)
+    assert table.catch_up[0] == table.catch_up[1] == 0
+    assert table.catch_up[2] == table.catch_up[3] == table.catch_up[4]
     assert (
         table.seconds[2, 4] > table.seconds[2, 1] > table.seconds[0, 0]
     )  # four drafts cost more than one, one more than none
