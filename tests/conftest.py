@@ -1,8 +1,8 @@
-"""Fixtures shared by all rooms. Two threads on two cores, passive waiting: as the page runs."""
+"""Fixtures shared by all rooms. Two threads on two cores, waiting as on the page."""
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
