@@ -175,8 +175,8 @@ def _generate(options: argparse.Namespace) -> int:
         raise ValueError(f"gamma is {options.gamma}; choose 0 (no drafting) or more.")
     from flashspec import bandits
 
-    if options.policy and options.policy not in bandits.POLICIES:
-        raise ValueError(f"There is no policy {options.policy!r}; choose one of {', '.join(bandits.POLICIES)}.")
+    if options.policy:
+        bandits.check_name(options.policy)
     from flashspec.bandits import Fixed
     from flashspec.machine import describe
     from flashspec.records import Trace, totals
@@ -327,8 +327,8 @@ def _bench_bandit(options: argparse.Namespace) -> int:
     from flashspec.bench.workloads import workloads
 
     names = tuple(options.policies or bandits.POLICIES)
-    if unknown := [name for name in names if name not in bandits.POLICIES]:
-        raise ValueError(f"There is no policy {unknown[0]!r}; choose among {', '.join(bandits.POLICIES)}.")
+    for name in names:
+        bandits.check_name(name)
     if options.per_workload < 1:
         raise ValueError(f"{options.per_workload} prompts of each workload measure nothing; ask for at least 1.")
     prompts = {kind: some[: options.per_workload] for kind, some in workloads(options.prompts).items()}
@@ -371,7 +371,7 @@ def _distill(options: argparse.Namespace) -> int:
     from dataclasses import replace
     from pathlib import Path
 
-    from flashspec.models.catalog import assets, load_model, load_tokenizer
+    from flashspec.models.catalog import assets, choose_device, load_model, load_tokenizer
     from flashspec.models.distill import Recipe, distil, toy
 
     if min(options.seconds, options.write_seconds, options.train_seconds) <= 0:
@@ -384,21 +384,13 @@ def _distill(options: argparse.Namespace) -> int:
         recipe = replace(recipe, students=started)
     if options.toy:
         recipe = toy(recipe)
-    device = _cuda_or_cpu(toy=options.toy)
+    device = choose_device("auto")
+    if device == "cpu" and not options.toy:
+        raise ValueError("Distillation needs a GPU; --toy shows on a CPU that the recipe runs.")
     teacher, tokenizer = load_model(options.teacher, device), load_tokenizer(options.teacher)
     done = distil(teacher, tokenizer, Path(options.folder), recipe, options.seconds)
     print(f"Done: {options.folder}" if done else "The slice is over; run the same command to go on.")
     return 0
-
-
-def _cuda_or_cpu(toy: bool) -> str:
-    import torch
-
-    if torch.cuda.is_available():
-        return "cuda"
-    if not toy:
-        raise ValueError("Distillation needs a GPU; --toy shows on a CPU that the recipe runs.")
-    return "cpu"
 
 
 def _pull(options: argparse.Namespace) -> int:

@@ -45,8 +45,15 @@ _RATED = {
 POLICIES = ("random", "round-robin", "rule", *_REWARDED, *_RATED)
 
 
+def check_name(name: str) -> None:
+    """Raises ValueError, with a sentence, where there is no policy of that name."""
+    if name not in POLICIES:
+        raise ValueError(f"There is no policy {name!r}; choose one of {', '.join(POLICIES)}.")
+
+
 def policy(name: str, arms: Sequence[Arm], costs: CostTable, *, runs: int = 1, seed: int = 0, dwell: int = 1) -> Policy:
     """The policy of that name on `arms`, rewarded by tokens ÷ tabled cost. Raises ValueError, with a sentence, for another name."""
+    check_name(name)
     if name == "random":
         return UniformRandom(arms, runs=runs, seed=seed, dwell=dwell)
     if name == "round-robin":
@@ -56,10 +63,8 @@ def policy(name: str, arms: Sequence[Arm], costs: CostTable, *, runs: int = 1, s
     if name in _REWARDED:
         make: Callable[..., Policy] = _REWARDED[name]
         return make(arms, TokensPerSecond(costs), runs=runs, seed=seed, dwell=dwell)
-    if name in _RATED:
-        make = _RATED[name]
-        return make(arms, costs, runs=runs, seed=seed, dwell=dwell)
-    raise ValueError(f"There is no policy {name!r}; choose one of {', '.join(POLICIES)}.")
+    make = _RATED[name]
+    return make(arms, costs, runs=runs, seed=seed, dwell=dwell)
 
 
 __all__ = [
@@ -76,6 +81,7 @@ __all__ = [
     "Outcome",
     "Policy",
     "TokensPerSecond",
+    "check_name",
     "outcome_of",
     "policy",
 ]

@@ -21,10 +21,10 @@ Array = Any  # numpy.ndarray; the shape is in the docstring
 class Context(NamedTuple):
     """What is known before the choice, for free."""
 
-    match_length: Array = np.zeros(1, int)  # [runs] tokens of the n-gram that lookup found again, 0 for none
-    unread: Array = np.zeros(
-        (1, 1), int
-    )  # [runs, K or 1] tokens that the drafter of each arm would have to catch up on
+    # [runs] tokens of the n-gram that lookup found again, 0 for none
+    match_length: Array = np.zeros(1, int)
+    # [runs, K or 1] tokens that the drafter of each arm would have to catch up on
+    unread: Array = np.zeros((1, 1), int)
 
 
 class Outcome(NamedTuple):
@@ -35,10 +35,10 @@ class Outcome(NamedTuple):
     drafted: Array
     accepted: Array
     catch_up: Array  # seconds that an idle drafter took to read what it had missed
-    hits: Array = np.zeros(1, int)  # leading tokens of the lookup's proposal that the round emitted, whoever drafted it
-    judged: Array = np.zeros(
-        1, int
-    )  # tokens of that proposal that the round decided: the hits, and the first miss if it came to it
+    # leading tokens of the lookup's proposal that the round emitted, whoever drafted
+    hits: Array = np.zeros(1, int)
+    # tokens of that proposal that the round decided: the hits, and the first miss if it came to it
+    judged: Array = np.zeros(1, int)
 
 
 class Evidence(NamedTuple):
@@ -126,6 +126,11 @@ def outcome_of(round: Round, proposal: Sequence[int] = ()) -> Outcome:
     return Outcome(*(np.array([value]) for value in (*values, hits, min(hits + 1, len(agree)))))
 
 
+def gumbel(chances: Array, rng: np.random.Generator) -> Array:
+    """Scores whose argmax is a draw from `chances`: log-chance plus Gumbel noise, any shape."""
+    return np.log(np.maximum(chances, 1e-300)) + rng.gumbel(size=chances.shape)
+
+
 class Rated(Policy):
     """A policy that knows what its arms cost, and goes on measuring it while it decodes."""
 
@@ -140,4 +145,4 @@ class Rated(Policy):
 
     @property
     def gammas(self) -> Array:
-        return np.array([arm.gamma for arm in self.arms])
+        return self.costs.gammas

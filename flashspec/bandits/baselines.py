@@ -1,4 +1,4 @@
-"""Policies that learn nothing, and the two that learn too simply: the lines that every bandit has to beat."""
+"""Policies that learn nothing, the hand rule among them: the lines that every bandit has to beat."""
 
 from __future__ import annotations
 

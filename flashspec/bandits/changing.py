@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from flashspec.bandits.base import Context
+from flashspec.bandits.base import Context, gumbel
 from flashspec.bandits.rewards import Reward
-from flashspec.bandits.stochastic import Averaging, ThompsonSampling, _width
+from flashspec.bandits.stochastic import Averaging, ThompsonSampling, width
 from flashspec.records import Arm
 
 Array = Any
@@ -32,7 +32,7 @@ class EXP3(Averaging):
     def score(self, context: Context) -> Array:
         """Log-chance plus Gumbel noise: the largest is a draw from the chances."""
         self._chance = self.chances()
-        return np.log(np.maximum(self._chance, 1e-300)) + self.rng.gumbel(size=self._chance.shape)
+        return gumbel(self._chance, self.rng)
 
     def take(self, chosen: Array, reward: Array) -> None:
         super().take(chosen, reward)
@@ -94,11 +94,30 @@ class SlidingWindowUCB(Averaging):
 
     def bonus(self) -> Array:
         horizon = np.minimum(np.maximum(self.rounds, 1), self.window)[:, None]
-        return _width(self.xi * np.log(horizon), self.counts())
+        return width(self.xi * np.log(horizon), self.counts())
 
 
-class DiscountedUCB(Averaging):
-    """UCB on counts and sums that fade by `discount` a round (Garivier & Moulines 2011)."""
+class _Fading(Averaging):
+    """Counts and sums fade by `discount` a round."""
+
+    discount: float
+
+    def reset(self) -> None:
+        super().reset()
+        self._faded = np.zeros((self.runs, len(self.arms)))
+
+    def counts(self) -> Array:
+        return self._faded
+
+    def take(self, chosen: Array, reward: Array) -> None:
+        self.sums *= self.discount
+        self._faded *= self.discount
+        super().take(chosen, reward)
+        self._faded[np.arange(self.runs), chosen] += 1
+
+
+class DiscountedUCB(_Fading):
+    """UCB on fading counts (Garivier & Moulines 2011)."""
 
     def __init__(
         self, arms: Sequence[Arm], reward: Reward, *, discount: float = 0.995, xi: float = 0.3, **more: Any
@@ -106,39 +125,13 @@ class DiscountedUCB(Averaging):
         self.discount, self.xi = discount, xi
         super().__init__(arms, reward, **more)
 
-    def reset(self) -> None:
-        super().reset()
-        self._faded = np.zeros((self.runs, len(self.arms)))
-
-    def counts(self) -> Array:
-        return self._faded
-
-    def take(self, chosen: Array, reward: Array) -> None:
-        self.sums *= self.discount
-        self._faded *= self.discount
-        super().take(chosen, reward)
-        self._faded[np.arange(self.runs), chosen] += 1
-
     def bonus(self) -> Array:
-        return _width(self.xi * np.log(np.maximum(self.counts().sum(1, keepdims=True), 1)), self.counts())
+        return width(self.xi * np.log(np.maximum(self.counts().sum(1, keepdims=True), 1)), self.counts())
 
 
-class DiscountedThompson(ThompsonSampling):
-    """Thompson sampling on counts that fade by `discount` a round (Raj & Kalyani 2017)."""
+class DiscountedThompson(_Fading, ThompsonSampling):
+    """Thompson sampling on fading counts (Raj & Kalyani 2017)."""
 
     def __init__(self, arms: Sequence[Arm], reward: Reward, *, discount: float = 0.99, **more: Any) -> None:
         self.discount = discount
         super().__init__(arms, reward, **more)
-
-    def reset(self) -> None:
-        super().reset()
-        self._faded = np.zeros((self.runs, len(self.arms)))
-
-    def counts(self) -> Array:
-        return self._faded
-
-    def take(self, chosen: Array, reward: Array) -> None:
-        self.sums *= self.discount
-        self._faded *= self.discount
-        super().take(chosen, reward)
-        self._faded[np.arange(self.runs), chosen] += 1

@@ -50,12 +50,6 @@ class CostTable:
         late = catch_up or {}
         self.catch_up = np.array([late.get(sources(arm)[1] or "", 0.0) for arm in arms])  # [K]
 
-    def only(self, arms: Sequence[Arm]) -> CostTable:
-        """The same prices for some of the arms."""
-        at = [self.arms.index(arm) for arm in arms]
-        late = {source: self.catch_up[k] for k in at if (source := sources(self.arms[k])[1])}
-        return CostTable(arms, dict(zip(self.names, self.seconds.copy(), strict=True)), self.usual[at], late)
-
     @property
     def every(self) -> Array:
         return np.arange(len(self.arms))
@@ -94,9 +88,8 @@ class CostTable:
         seconds, catch_up = {"plain": target}, {}
         for name in dict.fromkeys(source for arm in arms for source in sources(arm) if source):
             own = [r for r in rounds if r.arm.drafter == name]
-            drafting = [
-                (len(r.drafted), r.seconds.draft) for r in own if not r.seconds.catch_up
-            ]  # else its first token hides in there
+            # Where it had to catch up, its first token hides in there.
+            drafting = [(len(r.drafted), r.seconds.draft) for r in own if not r.seconds.catch_up]
             if not drafting:
                 raise ValueError(f"No round of {name} was measured.")
             draft = _curve(lengths, [*drafting, (0, 0.0)])

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flashspec.bandits.base import Context, Evidence, Outcome, Rated
+from flashspec.bandits.base import Context, Evidence, Outcome, Rated, gumbel
 from flashspec.bandits.costs import CostTable
 from flashspec.records import Arm
 
@@ -78,15 +78,15 @@ class Hedge(_Watching):
 
     def reset(self) -> None:
         super().reset()
-        self._weights = np.full((self.runs, len(self.arms)), 1 / len(self.arms))
+        self.weights = np.full((self.runs, len(self.arms)), 1 / len(self.arms))
 
     def score(self, context: Context) -> Array:
         """Log-weight plus Gumbel noise: the largest is a draw from the weights."""
-        return np.log(np.maximum(self._weights, 1e-300)) + self.rng.gumbel(size=self._weights.shape)
+        return gumbel(self.weights, self.rng)
 
     def components(self) -> tuple[Array, Array]:
         """Weight of every arm; there is no bonus."""
-        return self._weights, np.zeros_like(self._weights)
+        return self.weights, np.zeros_like(self.weights)
 
     def observe(self, evidence: Mapping[str, Evidence]) -> None:
         n = max(len(e.drafted) for e in evidence.values())
@@ -94,14 +94,10 @@ class Hedge(_Watching):
         values = [self.values(evidence.get(arm.drafter), k, n) for k, arm in enumerate(self.arms)]
         rates = np.stack([tokens / seconds for tokens, seconds in values], 1)  # [n, K]
         for losses in 1 - rates / best:
-            self.suffer(np.broadcast_to(losses, self._weights.shape))
+            self.suffer(np.broadcast_to(losses, self.weights.shape))
 
     def suffer(self, losses: Array) -> None:
         """One step with the losses [runs, K] of all arms, each in [0, 1]."""
-        self._weights = self._weights * np.exp(-self.eta * losses)
-        self._weights /= self._weights.sum(1, keepdims=True)
-        self._weights = (1 - self.share) * self._weights + self.share / len(self.arms)
-
-    @property
-    def weights(self) -> Array:
-        return self._weights
+        self.weights = self.weights * np.exp(-self.eta * losses)
+        self.weights /= self.weights.sum(1, keepdims=True)
+        self.weights = (1 - self.share) * self.weights + self.share / len(self.arms)

@@ -13,6 +13,7 @@ import numpy as np
 
 from flashspec.bandits.base import Context, Outcome, Rated
 from flashspec.bandits.costs import CostTable, sources
+from flashspec.bandits.stochastic import beta_moments
 from flashspec.records import Arm
 
 Array = Any
@@ -88,14 +89,12 @@ class GeometricThompson(Rated):
         costs: CostTable,
         *,
         discount: float = 1.0,
-        runs: int = 1,
-        seed: int = 0,
-        dwell: int = 1,
+        **more: Any,
     ) -> None:
         names = list(dict.fromkeys(arm.drafter for arm in arms))
         self._drafter = np.array([names.index(arm.drafter) for arm in arms])  # [K]
         self._names, self.discount = names, discount
-        super().__init__(arms, costs, runs=runs, seed=seed, dwell=dwell)
+        super().__init__(arms, costs, **more)
 
     def reset(self) -> None:
         super().reset()
@@ -120,7 +119,7 @@ class GeometricThompson(Rated):
     def components(self) -> tuple[Array, Array]:
         """Rate at the posterior means, and the half width between the rates at α ± one standard deviation."""
         a, b = 1 + self._accepted, 1 + self._refused
-        mean, deviation = a / (a + b), np.sqrt(a * b / ((a + b) ** 2 * (a + b + 1)))
+        mean, deviation = beta_moments(a, b)
         proposes = (1 + self._proposed) / (1 + self._proposed + 1e-3 + self._silent)
         low, middle, high = (self._rate(np.clip(mean + s * deviation, 0, 1), proposes, Context()) for s in (-1, 0, 1))
         return middle, (high - low) / 2
@@ -160,9 +159,7 @@ class ContextualThompson(Rated):
         discount: float = 0.99,
         memory: float = 0.99,
         sharpness: float = 3.0,
-        runs: int = 1,
-        seed: int = 0,
-        dwell: int = 1,
+        **more: Any,
     ) -> None:
         pairs = [sources(arm) for arm in arms]  # who drafts with a match, who without
         self._sources = list(dict.fromkeys(source for pair in pairs for source in pair))
@@ -174,7 +171,7 @@ class ContextualThompson(Rated):
         self._every = np.arange(len(arms))[None]
         self._depth = max(max(arm.gamma for arm in arms), 1)
         self.discount, self.memory, self.sharpness = discount, memory, sharpness
-        super().__init__(arms, costs, runs=runs, seed=seed, dwell=dwell)
+        super().__init__(arms, costs, **more)
 
     def reset(self) -> None:
         super().reset()
@@ -194,7 +191,7 @@ class ContextualThompson(Rated):
     def components(self) -> tuple[Array, Array]:
         """Rate at the posterior means in the present context, and half the spread between ± one standard deviation."""
         a, b = self._posterior()
-        mean, deviation = a / (a + b), np.sqrt(a * b / ((a + b) ** 2 * (a + b + 1)))
+        mean, deviation = beta_moments(a, b)
         cost = self._cost(Context())
         low, middle, high = (self._expected(np.clip(mean + s * deviation, 0, 1)) / cost for s in (-1, 0, 1))
         return middle, (high - low) / 2
@@ -213,20 +210,18 @@ class ContextualThompson(Rated):
         """Add to the cells of `source` that this many leading tokens were accepted of those that were judged; all [runs]."""
         live = np.flatnonzero(judged > 0)
         depth, accepted, judged = np.arange(self._depth), accepted[live, None], judged[live, None]
-        where = (live, source[live], self._bin(source)[live])
+        where = (live, source[live], self._bins()[live, source[live]])
         self._accepted[where] = self.discount * self._accepted[where] + (depth < accepted)
         self._refused[where] = self.discount * self._refused[where] + ((depth == accepted) & (depth < judged))
 
-    def _bin(self, source: Array) -> Array:
-        """The context as the source sees it: a model only whether there is a match at all."""
-        return np.where(self._lookups[source], self._context, np.minimum(self._context, 1))
+    def _bins(self) -> Array:
+        """The context as every source sees it, a model only whether there is a match at all: [runs, S]."""
+        return np.where(self._lookups, self._context[:, None], np.minimum(self._context, 1)[:, None])
 
     def _posterior(self) -> tuple[Array, Array]:
         """Beta parameters of every source and depth in the present context: [runs, S, depth] twice."""
-        rows = np.arange(self.runs)[:, None]
-        every = np.arange(len(self._sources))[None]
-        bins = np.where(self._lookups[None], self._context[:, None], np.minimum(self._context, 1)[:, None])
-        accepted, refused = self._accepted[rows, every, bins], self._refused[rows, every, bins]
+        cells = (np.arange(self.runs)[:, None], np.arange(len(self._sources))[None], self._bins())
+        accepted, refused = self._accepted[cells], self._refused[cells]
         pooled = (1 + accepted.sum(-1, keepdims=True)) / (2 + (accepted + refused).sum(-1, keepdims=True))
         return (
             self.sharpness * (PRIOR * pooled + accepted),

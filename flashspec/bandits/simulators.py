@@ -48,11 +48,6 @@ class History:
         """How often each arm was chosen: [runs, K]."""
         return np.stack([(self.chosen == k).sum(0) for k in range(arms)], 1)
 
-    @property
-    def rate(self) -> Array:
-        """Tokens per second of every run: [runs]."""
-        return self.tokens.sum(0) / self.seconds.sum(0)
-
 
 def play(policy: Policy, world: World, rounds: int, seed: int = 0) -> History:
     """Let `policy` play `rounds` rounds in all its games."""
@@ -135,14 +130,13 @@ class Mixture(_Seeded):
         self.rates = self.tokens / self.seconds
 
     def play(self, chosen: Array) -> Outcome:
-        rows = np.arange(self.runs)
         kind = (self.rng.random(self.runs)[:, None] > self._chance[chosen].cumsum(1)[:, :-1]).sum(1)
         alpha, drafted = self._alpha[chosen, kind], self._drafted[chosen, kind].astype(int)
         with np.errstate(divide="ignore"):
             run = np.log(self.rng.random(self.runs)) / np.log(np.clip(alpha, 0, 1 - 1e-12))
         accepted = np.where(alpha > 0, np.minimum(np.floor(run), drafted), 0).astype(int)
         self.lost = self.seconds[chosen] - self.tokens[chosen] / self.rates.max()
-        return self._outcome(1 + accepted, self._seconds[chosen, kind][rows], drafted, accepted)
+        return self._outcome(1 + accepted, self._seconds[chosen, kind], drafted, accepted)
 
 
 def geometric(arms: Mapping[Arm, tuple[float, float]]) -> Mixture:
@@ -182,9 +176,8 @@ class TraceReplay(_Seeded):
         self._same = np.array([[a == b for b in reads] for a in reads])  # [K, K] arms whose model is the same
         self._lookup = np.array([arm.drafter.startswith("lookup") for arm in arms])
         pure = [k for k, arm in enumerate(arms) if arm.drafter == "lookup"]
-        self._longest = (
-            max(pure, key=lambda k: arms[k].gamma) if pure else None
-        )  # the arm that shows what lookup proposes
+        # The arm that shows what lookup proposes.
+        self._longest = max(pure, key=lambda k: arms[k].gamma) if pure else None
         self.length = survival.shape[1]
 
     def only(self, arms: Sequence[Arm]) -> TraceReplay:
@@ -237,9 +230,8 @@ class TraceReplay(_Seeded):
         """What a scoring of all drafters over positions start … stop − 1 would say."""
         found: dict[str, Evidence] = {}
         match = self.match_length[start:stop] > 0
-        for k, arm in sorted(
-            enumerate(self.arms), key=lambda pair: pair[1].gamma
-        ):  # the longest arm of a drafter stays
+        for k in np.argsort([arm.gamma for arm in self.arms], kind="stable"):  # the longest arm of a drafter stays
+            arm = self.arms[k]
             if arm.gamma:
                 by_lookup = match if arm.drafter.startswith("lookup") else np.zeros_like(match)
                 found[arm.drafter] = Evidence(self.survival[k, start:stop], self.drafted[k, start:stop], by_lookup)

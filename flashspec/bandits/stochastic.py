@@ -81,7 +81,7 @@ class UCB1(Averaging):
     """S_k/n_k + √(2 ln t / n_k) (Auer, Cesa-Bianchi, Fischer 2002)."""
 
     def bonus(self) -> Array:
-        return _width(2 * np.log(np.maximum(self.rounds, 1))[:, None], self.counts())
+        return width(2 * np.log(np.maximum(self.rounds, 1))[:, None], self.counts())
 
 
 class UCB2(Averaging):
@@ -158,8 +158,13 @@ class ThompsonSampling(Averaging):
         """Posterior mean and standard deviation, in the unit of the reward."""
         low, high = self.reward.range
         a, b = 1 + self.sums, 1 + np.maximum(self.counts() - self.sums, 0)
-        mean, deviation = a / (a + b), np.sqrt(a * b / ((a + b) ** 2 * (a + b + 1)))
+        mean, deviation = beta_moments(a, b)
         return low + (high - low) * mean, (high - low) * deviation
+
+
+def beta_moments(a: Array, b: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation of Beta(a, b)."""
+    return a / (a + b), np.sqrt(a * b / ((a + b) ** 2 * (a + b + 1)))
 
 
 def kl(p: Array, q: Array) -> Array:
@@ -168,6 +173,6 @@ def kl(p: Array, q: Array) -> Array:
     return p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
 
 
-def _width(numerator: Array, counts: Array) -> Array:
+def width(numerator: Array, counts: Array) -> Array:
     """√(numerator / counts), infinite where nothing was counted."""
     return np.where(counts > 0, np.sqrt(np.maximum(numerator, 0) / np.maximum(counts, 1e-12)), np.inf)

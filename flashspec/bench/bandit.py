@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from flashspec.calibration import measure_costs
 from flashspec.engine import Request, SpeculativeDecoder
 from flashspec.machine import describe
 from flashspec.models.catalog import Family
-from flashspec.records import Arm, Totals, Trace, totals
-from flashspec.replay import NOTHING_TO_LEARN, play_text, regret, world
+from flashspec.records import Arm, Round, Trace, totals
+from flashspec.replay import NOTHING_TO_LEARN, REGIME, play_text, regret, world
 from flashspec.sampling import SamplingParams
 
 RUNS = 32  # games of each policy in replay
@@ -95,7 +95,7 @@ def run(
         "rule": rule, "tokens": tokens, "headroom": heads, "replay": [asdict(line) for line in lines], "live": [],
     }  # fmt: skip
     if live:
-        found = _live(decoder, texts, _worth_running(lines, arms), arms, request, live)
+        found = _live(decoder, texts, _worth_running(lines, arms), costs, request, live)
         _print_lines("mixed, by the clock", found, None, write)
         result["live"] = [asdict(line) for line in found]
     return result
@@ -120,7 +120,7 @@ def _worth_running(lines: Sequence[Line], arms: Sequence[Arm]) -> list[Arm]:
 def _answer(
     decoder: SpeculativeDecoder, prompt: list[int], kind: str, request: Request, arms: Sequence[Arm], costs: CostTable, seed: int
 ) -> Text:  # fmt: skip
-    request = Request(request.max_new_tokens, request.sampling, request.rule, seed, candidates=0)
+    request = replace(request, seed=seed)
     rounds = tuple(decoder.rounds(prompt, request, Fixed(arms[0])))
     trace = Trace("", "", len(prompt), asdict(request), {}, rounds)
     return Text(kind, prompt, world(trace, decoder, arms, costs, prompt))
@@ -154,22 +154,20 @@ def _replayed(
 
 
 def _live(
-    decoder: SpeculativeDecoder, texts: Sequence[Text], fixed: Sequence[Arm], arms: Sequence[Arm], request: Request, passes: int
+    decoder: SpeculativeDecoder, texts: Sequence[Text], fixed: Sequence[Arm], costs: CostTable, request: Request, passes: int
 ) -> list[Line]:  # fmt: skip
     """Decode all prompts by the clock: all contestants answer a prompt before the next one comes, in an order that turns."""
     chosen = _shuffled(texts)
-    costs = measure_costs(decoder, arms, request)
     contestants: dict[str, Policy] = {str(arm): Fixed(arm) for arm in fixed}
-    contestants["rule"] = hand_rule(arms)
-    contestants[bandits.DEFAULT] = bandits.policy(bandits.DEFAULT, arms, costs)
-    sums = dict.fromkeys(contestants, Totals())
+    contestants["rule"] = hand_rule(costs.arms)
+    contestants[bandits.DEFAULT] = bandits.policy(bandits.DEFAULT, costs.arms, costs)
+    rounds: dict[str, list[Round]] = {name: [] for name in contestants}
     for number, text in enumerate([*chosen] * passes):
         names = list(contestants)
         turn = number % len(names)
-        asked = Request(request.max_new_tokens, request.sampling, request.rule, number, candidates=0)
         for name in names[turn:] + names[:turn]:
-            found = totals(decoder.rounds(text.prompt, asked, contestants[name]))
-            sums[name] = Totals(*(a + b for a, b in zip(_values(sums[name]), _values(found), strict=True)))
+            rounds[name] += decoder.rounds(text.prompt, replace(request, seed=number), contestants[name])
+    sums = {name: totals(some) for name, some in rounds.items()}
     rates = {name: total.rate or 0.0 for name, total in sums.items()}
     best = max(rates[str(arm)] for arm in fixed)
     return [
@@ -177,10 +175,6 @@ def _live(
              _shares(policy.arms, policy.pulls[0]))
         for name, policy in contestants.items()
     ]  # fmt: skip
-
-
-def _values(total: Totals) -> tuple[Any, ...]:
-    return (total.tokens, total.rounds, total.drafted, total.accepted, total.seconds)
 
 
 def _shares(arms: Sequence[Arm], pulls: Any) -> str:
@@ -204,7 +198,7 @@ def _print_lines(kind: str, lines: Sequence[Line], headroom: float | None, write
     if headroom is not None:
         best = max((line for line in lines if line.of_best == 1.0), key=lambda line: line.rate)
         verdict = "nothing to learn here" if headroom < NOTHING_TO_LEARN else "worth switching"
-        write(f"headroom of switching every 32 tokens: {headroom:.1%} over always {best.contestant}: {verdict}")
+        write(f"headroom of switching every {REGIME} tokens: {headroom:.1%} over always {best.contestant}: {verdict}")
     write(f"{'':26}{'tok/s':>7}{'of best fixed':>15}{'s lost':>8}  choices")
     for line in lines:
         write(f"{line.contestant:26}{line.rate:7.1f}{line.of_best:15.3f}{line.lost:8.2f}  {line.choices}")

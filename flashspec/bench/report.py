@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from flashspec.bandits import DEFAULT
+
 README_SHAPES = [(b, g, v) for v in (32_000, 151_936) for g in (1, 4, 16) for b in (1, 8, 32, 128)]
 COLUMNS = {
     "triton": "token rule",
@@ -79,7 +81,7 @@ def _bandit_row(where: str, kind: str, lines: list[dict[str, Any]], headroom: st
     of_kind = {line["contestant"]: line for line in lines if line["workload"] == kind}
     fixed = [name for name, line in of_kind.items() if name == "plain" or "γ=" in name]
     best = max(fixed, key=lambda name: of_kind[name]["rate"])
-    default = of_kind["contextual"]
+    default = of_kind[DEFAULT]
     rates = [
         f"{of_kind['plain']['rate']:.1f}",
         f"{of_kind[best]['rate']:.1f} ({best})",

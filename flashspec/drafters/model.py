@@ -40,9 +40,7 @@ class ModelDrafter:
 
     def score(self, text: Sequence[int], count: int) -> Tensor | None:
         """Logits [count, V] that it would have had for each of the last `count` tokens of `text`; None where it cannot read them."""
-        text = list(text[:-1])
-        self.model.cut(len(text) - count)  # a cache gives no logits: the positions must be read (again)
-        logits = self._read(text, count)
+        logits = self._read(list(text[:-1]), count)
         return None if logits is None else self._fit(logits[0])
 
     def _fit(self, logits: Tensor) -> Tensor:

@@ -158,7 +158,7 @@ def load_family(
         target, drafters = FAMILIES[name].target, FAMILIES[name].drafters if drafters is None else drafters
     else:
         name, drafters = target, drafters or ()
-    device = _device(device)
+    device = choose_device(device)
     tokenizer = load_tokenizer(target)
     module = load_model(target, device, four_bit)
     probe(module, target)
@@ -280,7 +280,8 @@ def _eos(tokenizer: Any, model: Any) -> frozenset[int]:
     return frozenset(id for id in (*ids, tokenizer.eos_token_id) if id is not None)
 
 
-def _device(wanted: str) -> str:
+def choose_device(wanted: str) -> str:
+    """“auto” as the device there is. Raises ValueError where a GPU is wanted and there is none."""
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if wanted.startswith("cuda") and not torch.cuda.is_available():

@@ -53,27 +53,7 @@ class Scribe:
         self._heads, self._groups = config.num_attention_heads, config.num_key_value_heads
         self._width = getattr(config, "head_dim", None) or config.hidden_size // self._heads
         self._epsilon = config.rms_norm_eps
-        with torch.no_grad():
-            self._layers = [
-                tuple(
-                    w.detach().to(dtype)
-                    for w in (
-                        layer.input_layernorm.weight,
-                        torch.cat(
-                            [
-                                layer.self_attn.q_proj.weight,
-                                layer.self_attn.k_proj.weight,
-                                layer.self_attn.v_proj.weight,
-                            ]
-                        ),
-                        layer.self_attn.o_proj.weight,
-                        layer.post_attention_layernorm.weight,
-                        torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]),
-                        layer.mlp.down_proj.weight,
-                    )
-                )
-                for layer in model.model.layers
-            ]
+        self._layers = [tuple(w.detach().to(dtype) for w in _weights(layer)) for layer in model.model.layers]
         self._norm = model.model.norm.weight.detach().to(dtype)
         self._embedding = model.model.embed_tokens.weight.detach().to(dtype)
         self._head = model.lm_head.weight.detach().to(dtype)
@@ -94,9 +74,8 @@ class Scribe:
         self._temperature = torch.ones(batch, 1, device=self.device)
         self._at = torch.zeros(1, dtype=torch.int64, device=self.device)
         self._role = torch.zeros(batch, dtype=torch.int64, device=self.device)
-        self._dictated = torch.full(
-            (batch,), -1, dtype=torch.int64, device=self.device
-        )  # place in the opening of a turn; -1: speaks freely
+        # Place in the opening of a turn; -1: speaks freely.
+        self._dictated = torch.full((batch,), -1, dtype=torch.int64, device=self.device)
         self._graphs: dict[int, Any] = {}
 
     @torch.no_grad()
@@ -176,3 +155,16 @@ class Scribe:
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self._epsilon)
+
+
+def _weights(layer: Any) -> tuple[Tensor, ...]:
+    """Norm, q/k/v, output, norm, gate/up, down."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return (
+        layer.input_layernorm.weight,
+        torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]),
+        attention.o_proj.weight,
+        layer.post_attention_layernorm.weight,
+        torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        mlp.down_proj.weight,
+    )

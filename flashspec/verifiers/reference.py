@@ -29,8 +29,13 @@ class ReferenceVerifier:
         q = _dense(draft, torch.where(valid, ids, 0), settings, vocabulary, valid)
         judge = rules.RULES[rule]
         greedy = all(request.temperature == 0 for request in settings.requests)
+
+        def noise_at(place: Tensor) -> Tensor:
+            """Of the race for the token at `place` [B]: [B, V]; [1, 1] where one entry alone has weight and wins any race."""
+            return p.new_ones(1, 1) if greedy else rng.exponentials(seed, place, vocabulary, rng.RACE)
+
         if judge is None:
-            noise = [rng.exponentials(seed, position + i, vocabulary, rng.RACE) for i in range(gamma + 1)]
+            noise = [noise_at(position + i) for i in range(gamma + 1)]
             tau, next_token = coupled(p, torch.where(valid, ids, -1), torch.stack(noise, 1))
             thresholds = uniforms = p.new_empty(len(p), 0)
             weights = rules.row(p, tau)
@@ -48,9 +53,7 @@ class ReferenceVerifier:
                 weights = torch.where((tau < count)[:, None], weights, rules.row(p, tau))  # the bonus of a short block
                 # p equal to q up to rounding and still rejected: nothing positive is left, so p itself is drawn from.
                 weights = torch.where(weights.amax(-1, keepdim=True) > 0, weights, rules.row(p, tau))
-            # Greedy rows have one entry with weight: nothing to race for.
-            noise_row = 1.0 if greedy else rng.exponentials(seed, position + tau, vocabulary, rng.RACE)
-            next_token = (weights / noise_row).argmax(-1)
+            next_token = rng.race(weights, noise_at(position + tau))
         tokens = torch.where(offsets < tau[:, None], torch.nn.functional.pad(ids, (0, 1)), -1)
         tokens = torch.where(offsets == tau[:, None], next_token[:, None], tokens)
         # A row counts where a drafted token was judged by it or the next token drawn from it.
