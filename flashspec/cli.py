@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 # OpenMP threads that spin for long slow each other down ten-fold on a busy small machine; threads that sleep at once cost a third of the
 # speed on a quiet one. So they spin for some microseconds. This must precede torch.
@@ -99,18 +99,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.set_defaults(run=_bench_verify)
     bandit = kinds.add_parser("bandit", help="does choosing the drafter pay? every policy against every fixed arm")
-    _family_options(bandit)
-    bandit.add_argument("--prompts", metavar="FILE", help="JSON lines in the format of Spec-Bench (default: our own)")
-    bandit.add_argument("--per-workload", type=int, default=5, metavar="N", help="prompts of each workload (default 5)")
-    bandit.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
-    bandit.add_argument("--temperature", type=float, default=0.7)
+    _workload_options(bandit)
     bandit.add_argument("--rule", default="block", help="token, block or coupled (default block)")
     bandit.add_argument("--policies", nargs="+", default=None, metavar="NAME", help="these only")
     bandit.add_argument("--live", type=int, default=1, metavar="N", help="passes by the clock, 0 for replay alone")
-    bandit.add_argument("--out", metavar="FILE", help="add the result to this JSON file")
     bandit.set_defaults(run=_bench_bandit)
+    alpha = kinds.add_parser("alpha", help="acceptance of every drafter by workload, and how the target repeats itself")
+    _workload_options(alpha)
+    alpha.set_defaults(run=_bench_alpha)
     shown = kinds.add_parser("report", help="table and plot of a saved result")
-    shown.add_argument("result", help="JSON of `bench verify` or `bench bandit`")
+    shown.add_argument("result", help="JSON of `bench verify`, `bench bandit` or `bench alpha`")
     shown.add_argument("--readme", metavar="FILE", help="write the table between its marks")
     shown.add_argument("--plot", metavar="FILE", help="draw an SVG (needs matplotlib)")
     shown.set_defaults(run=_bench_report)
@@ -140,6 +138,15 @@ def _parser() -> argparse.ArgumentParser:
     models = commands.add_parser("models", help="list the families and what is on this machine")
     models.set_defaults(run=_models)
     return parser
+
+
+def _workload_options(parser: argparse.ArgumentParser) -> None:
+    _family_options(parser)
+    parser.add_argument("--prompts", metavar="FILE", help="JSON lines in the format of Spec-Bench (default: our own)")
+    parser.add_argument("--per-workload", type=int, default=5, metavar="N", help="prompts of each workload (default 5)")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--out", metavar="FILE", help="add the result to this JSON file")
 
 
 def _family_options(parser: argparse.ArgumentParser) -> None:
@@ -320,18 +327,13 @@ def _bench_verify(options: argparse.Namespace) -> int:
 
 
 def _bench_bandit(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from flashspec import bandits
     from flashspec.bench import bandit
-    from flashspec.bench.workloads import workloads
 
     names = tuple(options.policies or bandits.POLICIES)
     for name in names:
         bandits.check_name(name)
-    if options.per_workload < 1:
-        raise ValueError(f"{options.per_workload} prompts of each workload measure nothing; ask for at least 1.")
-    prompts = {kind: some[: options.per_workload] for kind, some in workloads(options.prompts).items()}
+    prompts, source = _prompts(options)
     result = bandit.run(
         _load(options),
         prompts,
@@ -340,10 +342,40 @@ def _bench_bandit(options: argparse.Namespace) -> int:
         tokens=options.max_new_tokens,
         policies=names,
         live=options.live,
-        source=Path(options.prompts).parent.name or "file" if options.prompts else "ours",
+        source=source,
     )
-    if options.out:
-        bandit.save(result, Path(options.out))
+    return _keep("bandit", result, options.out)
+
+
+def _bench_alpha(options: argparse.Namespace) -> int:
+    from flashspec.bench import alpha
+
+    prompts, source = _prompts(options)
+    result = alpha.run(
+        _load(options), prompts, temperature=options.temperature, tokens=options.max_new_tokens, source=source
+    )
+    return _keep("alpha", result, options.out)
+
+
+def _prompts(options: argparse.Namespace) -> tuple[dict[str, list[str]], str]:
+    """The prompts of a benchmark by workload, and where they are from."""
+    from pathlib import Path
+
+    from flashspec.bench.workloads import workloads
+
+    if options.per_workload < 1:
+        raise ValueError(f"{options.per_workload} prompts of each workload measure nothing; ask for at least 1.")
+    prompts = {kind: some[: options.per_workload] for kind, some in workloads(options.prompts).items()}
+    return prompts, (Path(options.prompts).parent.name or "file") if options.prompts else "ours"
+
+
+def _keep(benchmark: str, result: dict[str, Any], out: str | None) -> int:
+    from pathlib import Path
+
+    from flashspec.bench.workloads import save
+
+    if out:
+        save(benchmark, result, Path(out))
     return 0
 
 

@@ -7,11 +7,9 @@ and the hand rule really decode all prompts mixed, alternating prompt by prompt,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,16 +97,6 @@ def run(
         _print_lines("mixed, by the clock", found, None, write)
         result["live"] = [asdict(line) for line in found]
     return result
-
-
-def save(result: dict[str, Any], path: Path) -> None:
-    """Put the result of `run` into a JSON file that holds one for each family, prompts and temperature."""
-    key = lambda r: (r["family"], r["prompts"], r["temperature"])  # noqa: E731
-    kept = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
-    runs = sorted([r for r in kept if key(r) != key(result)] + [result], key=key)
-    path.write_text(
-        json.dumps({"benchmark": "bandit", "runs": runs}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
 
 
 def _worth_running(lines: Sequence[Line], arms: Sequence[Arm]) -> list[Arm]:

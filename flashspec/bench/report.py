@@ -94,6 +94,36 @@ def _bandit_row(where: str, kind: str, lines: list[dict[str, Any]], headroom: st
     )
 
 
+def alpha_table(result: dict[str, Any]) -> str:
+    """Markdown: acceptance of a drafted token and expected tokens a pass, one row a workload, one column a drafter."""
+    machine, runs = result["runs"][0]["machine"], result["runs"]
+    names = list(dict.fromkeys(line["drafter"] for run in runs for line in run["lines"]))
+    count, gamma, tokens = runs[0]["per_workload"], runs[0]["gamma"], runs[0]["tokens"]
+    lines = [
+        f"{machine['dtype']}, {count} prompts of each workload, {tokens} tokens each. Chance that the first drafted token is accepted "
+        "(for lookup: where it drafts, with the share of positions where it does) / expected tokens a target pass with "
+        f"γ = {gamma}, token rule. Bold: most tokens a pass.",
+        "",
+        f"| target, T | workload | {' | '.join(names)} | repeated 4-grams |",
+        "|" + " --- |" * (len(names) + 3),
+    ]
+    for run in runs:
+        for kind, repeated in run["repeated"].items():
+            of_kind = {line["drafter"]: line for line in run["lines"] if line["workload"] == kind}
+            most = max(line["per_pass"] for line in of_kind.values())
+            cells = [_alpha_cell(of_kind.get(name), most) for name in names]
+            lines.append(f"| {run['family']}, {run['temperature']:g} | {kind} | {' | '.join(cells)} | {repeated:.0%} |")
+    return "\n".join(lines)
+
+
+def _alpha_cell(line: dict[str, Any] | None, most: float) -> str:
+    if line is None:
+        return "–"
+    where = "" if line["drafts"] > 0.995 else f" ({line['drafts']:.0%})"
+    passes = f"**{line['per_pass']:.2f}**" if line["per_pass"] == most else f"{line['per_pass']:.2f}"
+    return f"{line['alpha']:.2f}{where} / {passes}"
+
+
 def _cut_line(rows: dict[tuple[int, int, int], dict[str, Any]]) -> str:
     """The figures with top-p, and where ours is no faster than PyTorch."""
     cut = {shape: row["graph"] for shape, row in rows.items() if row["graph"].get("triton_top_p")}
@@ -160,4 +190,4 @@ def plot(result: dict[str, Any], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-TABLES = {"verify": table, "bandit": bandit_table}
+TABLES = {"verify": table, "bandit": bandit_table, "alpha": alpha_table}

@@ -31,7 +31,7 @@ class Entry:
 
 
 FAMILIES = {
-    "embedded": Entry("tiny", ("nano",), "26 M target and 7 M drafter shipped with FlashSpec; runs offline at once"),
+    "embedded": Entry("tiny", ("nano",), "30 M target and 8 M drafter shipped with FlashSpec; runs offline at once"),
     "smollm2-135m": Entry(
         "smollm2-135m", ("tiny", "nano"), "SmolLM2-135M-Instruct with the embedded models as drafters"
     ),

@@ -80,14 +80,14 @@ class Scribe:
 
     @torch.no_grad()
     def write(self, begins: list[list[int]], seed: int) -> Tensor:
-        """Rows that begin with `begins`, the first half sampled at T = 1, the rest at 0.7: [batch, length] int64."""
+        """Rows that begin with `begins`, sampled at T = 1 and 0.7 by turns: [batch, length] int64."""
         torch.manual_seed(seed)
         self._given.fill_(-1)
         for row, ids in enumerate(begins):
             self._given[row, : len(ids)] = torch.tensor(ids[: self.length], device=self.device)
         self._text[:, 0] = self._given[:, 0]
         self._temperature.fill_(1.0)
-        self._temperature[self.batch // 2 :] = 0.7
+        self._temperature[1::2] = 0.7
         self._at.zero_()
         self._role.zero_()
         self._dictated.fill_(-1)

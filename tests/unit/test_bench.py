@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -127,6 +128,54 @@ def test_spec_bench_files_are_read(tmp_path) -> None:
     ours = workloads()
     assert list(ours) == ["chat", "code edit", "summary", "arithmetic", "report with code"]
     assert all(len(prompts) >= 5 and len(set(prompts)) == len(prompts) for prompts in ours.values())
+
+
+def test_bench_alpha_agrees_with_decoding(embedded, tmp_path, capsys, monkeypatch) -> None:
+    """The share of first drafts that a real run accepts is the acceptance that `bench alpha` tells, and greedy lookup is all or nothing."""
+    from flashspec.bandits import Fixed
+    from flashspec.bench import alpha
+    from flashspec.engine import Request
+    from flashspec.records import Arm
+    from flashspec.sampling import SamplingParams
+
+    prompts = {"chat": ["Tell me about the sea.", "How do birds fly?"], "list": ["Name ten animals."]}
+    result = alpha.run(embedded, prompts, temperature=1.3, tokens=64, write=lambda _: None)
+    expected = np.mean([line["alpha"] for line in result["lines"] if line["drafter"] == "nano"])
+    first = [
+        round.drafted[0].verdict == "accepted"
+        for seed in range(6)
+        for prompt in ("Tell me about the sea.", "Name ten animals.")
+        for round in embedded.decoder().rounds(
+            embedded.encode(prompt), Request(64, SamplingParams(1.3), seed=seed), Fixed(Arm("nano", 1))
+        )
+        if round.drafted
+    ]
+    assert np.mean(first) == pytest.approx(expected, abs=0.12)
+    greedy = alpha.run(embedded, prompts, temperature=0.0, tokens=32, write=lambda _: None)
+    lookup = next(line for line in greedy["lines"] if line["drafter"] == "lookup")
+    assert 0 <= lookup["drafts"] < 1
+    out = tmp_path / "alpha.json"
+    monkeypatch.setattr(cli, "_load", lambda options: embedded)
+    assert cli.main(["bench", "alpha", "--per-workload", "1", "--max-new-tokens", "16", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "repeated 4-grams of tiny on all texts" in printed
+    table = report.TABLES["alpha"](json.loads(out.read_text()))
+    assert "lookup-else-nano" in table
+    assert "| embedded, 0.7 | chat |" in table
+
+
+def test_repetition_counts_what_stood_before() -> None:
+    from flashspec.bench.alpha import repetition
+
+    assert repetition([1, 2, 3, 4, 5, 6, 7]) == 0
+    assert repetition([1, 2, 3]) == 0  # too short for any
+    assert repetition([1, 2, 3, 4, 1, 2, 3, 4]) == pytest.approx(1 / 5)
+    assert repetition([7] * 10) == pytest.approx(6 / 7)
+
+
+def test_readme_shows_the_saved_alpha_result() -> None:
+    text = report.alpha_table(report.load(ROOT / "assets" / "benchmarks" / "alpha.json"))
+    assert text in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_readme_shows_the_saved_bandit_result() -> None:
