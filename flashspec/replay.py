@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from flashspec.bandits import CostTable, Policy
+from flashspec.bandits.baselines import hand_rule
 from flashspec.bandits.costs import sources
 from flashspec.bandits.simulators import TraceReplay
 from flashspec.engine import Request, SpeculativeDecoder
@@ -110,8 +111,8 @@ def request_of(trace: Trace) -> Request:
 
 def regret(text: TraceReplay) -> Regret:
     """Expected seconds of every fixed arm and of the oracle on the text of a world, without catch-up."""
-    fixed = np.stack([_covering(text, np.full(text.length, k)) for k in range(len(text.arms))])
-    oracle = _covering(text, _clairvoyant(text))
+    fixed = np.stack([covering(text, np.full(text.length, k)) for k in range(len(text.arms))])
+    oracle = covering(text, _clairvoyant(text))
     edges = [*range(0, text.length, REGIME), text.length]
     reached = np.concatenate([np.zeros((len(text.arms), 1)), fixed], 1)
     regimes = sum((reached[:, b] - reached[:, a]).min() for a, b in itertools.pairwise(edges))
@@ -149,6 +150,13 @@ def spent(rounds: Sequence[Round]) -> Array:
     return np.repeat(totals, [len(round.emitted) for round in rounds])
 
 
+def hand_rule_at(text: TraceReplay, arms: Sequence[Arm]) -> Array:
+    """The arm of `text` that the hand rule made of `arms` takes at every position: [N]."""
+    rule = hand_rule(arms)
+    lookup, otherwise = (text.arms.index(arm) for arm in rule.arms)
+    return np.where(text.match_length > 0, lookup, otherwise)
+
+
 def _steps(text: TraceReplay, chosen: Array) -> Array:
     """P(k + 1 tokens are emitted | round begun at t with arm chosen[t]): [N] -> [N, G+1]."""
     survive = text.survival[chosen, np.arange(text.length)]
@@ -157,7 +165,7 @@ def _steps(text: TraceReplay, chosen: Array) -> Array:
     return reached[:, :-1] - reached[:, 1:]
 
 
-def _covering(text: TraceReplay, chosen: Array) -> Array:
+def covering(text: TraceReplay, chosen: Array) -> Array:
     """Expected seconds until the first n tokens stand, n = 1 … N, with arm chosen[t] at position t: occupancy A(t + k) += A(t) P(k | t)."""
     steps, prices = _steps(text, chosen), text.seconds[chosen, np.arange(text.length)]
     n, width = steps.shape

@@ -1,31 +1,37 @@
 """One run of the engine as a stream of small JSON messages for the page. Knows no Gradio.
 
-A message: {"run", "seq", "rounds", "totals", "done", "error"}. `seq` counts from 0 within a run; a round is
-{"i", "arm", "rule", "backend", "stop",
- "drafted": [[text, piece, verdict, id, p, q, threshold, uniform], …], "next": [text, piece, kind, id, p] | null}.
+A message: {"run", "seq", "rounds", "totals", …}. `seq` counts from 0 within a run. The first has "head" (`ui.wire.head`), the last "done"
+and perhaps "error"; when the text is finished one more brings "regret" (`ui.analysis`). Rounds are in the form of `ui.wire`.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from flashspec.bandits import Fixed
-from flashspec.engine import Request
+from flashspec import bandits
+from flashspec.bandits import CostTable, Fixed, Policy
+from flashspec.calibration import measure_costs
+from flashspec.engine import Request, SpeculativeDecoder
+from flashspec.machine import describe
 from flashspec.models.catalog import Family, load_family
-from flashspec.records import Round, Totals
+from flashspec.records import Arm, Round, Totals, Trace
 from flashspec.sampling import SamplingParams
+from flashspec.ui import analysis, wire
 
 FLUSH_SECONDS = 0.08  # a message at most every 80 ms: more a second reach no eye and cost the browser
 MAX_PROMPT = 4000  # characters
 MAX_TOKENS = 512
 MAX_SECONDS = 120.0
+CANDIDATES = 5  # entries of p and q shown for a token
+BANDIT = "bandit"  # what the drafter's control says where a policy chooses
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Controls:
 
     prompt: str
     family: str
-    drafter: str
+    drafter: str  # a drafter's name, or BANDIT
     gamma: int
     rule: str
     temperature: float
@@ -42,6 +48,29 @@ class Controls:
     max_new_tokens: int
     seed: int
     verifier: str
+    policy: str = bandits.DEFAULT
+    top_k: int = 0
+
+
+class Run(NamedTuple):
+    """A run about to begin."""
+
+    family: Family
+    decoder: SpeculativeDecoder
+    prompt: list[int]
+    request: Request
+    arms: tuple[Arm, ...]  # all that a policy may choose among, whoever chooses in this run
+    policy: Policy
+    label: str  # who chooses: a policy's name or the fixed arm
+
+    def rounds(self) -> Iterator[Round]:
+        return self.decoder.rounds(self.prompt, self.request, self.policy)
+
+    def trace(self, prompt: str, rounds: Sequence[Round] = ()) -> Trace:
+        """The record of the run so far."""
+        settings = {**asdict(self.request), "arm": self.label}
+        machine = describe(self.family.target, self.family.layout)
+        return Trace(self.family.name, prompt, len(self.prompt), settings, machine, tuple(rounds))
 
 
 @lru_cache(maxsize=4)
@@ -50,11 +79,32 @@ def family(name: str) -> Family:
     return load_family(name)
 
 
-def start(controls: Controls) -> Iterator[Round]:
-    """Check the controls and begin; raises ValueError with a sentence for the reader."""
+def costs(controls: Controls) -> CostTable:
+    """What the arms cost here, a fixed arm of the controls among them. Measured once for each setting that changes it; a copy, since
+    runs refresh theirs."""
+    greedy, more = controls.temperature == 0, None
+    if controls.drafter != BANDIT:
+        more = family(controls.family).arm(controls.drafter, int(controls.gamma))
+    return copy.deepcopy(_measured(controls.family, controls.verifier, controls.rule, greedy, more))
+
+
+@lru_cache(maxsize=64)
+def _measured(name: str, verifier: str, rule: str, greedy: bool, more: Arm | None) -> CostTable:
+    loaded = family(name)
+    arms = loaded.arms()
+    request = Request(64, SamplingParams(temperature=0.0 if greedy else 0.7), rule, candidates=CANDIDATES)
+    return measure_costs(loaded.decoder(verifier), arms if more is None or more in arms else (*arms, more), request)
+
+
+def prepare(controls: Controls) -> Run:
+    """Check the controls and make everything ready; raises ValueError with a sentence for the reader."""
     if len(controls.prompt) > MAX_PROMPT:
         raise ValueError(f"The prompt has {len(controls.prompt):,} characters; shorten it to {MAX_PROMPT:,}.")
-    for name, value in (("Draft length", controls.gamma), ("Tokens", controls.max_new_tokens), ("Seed", controls.seed)):
+    numbers = {
+        "Draft length": controls.gamma, "Tokens": controls.max_new_tokens, "Seed": controls.seed, "Temperature": controls.temperature,
+        "Top-p": controls.top_p, "Top-k": controls.top_k,
+    }  # fmt: skip
+    for name, value in numbers.items():
         if value is None:
             raise ValueError(f"{name} is empty; enter a number.")
     if controls.max_new_tokens > MAX_TOKENS:
@@ -63,70 +113,100 @@ def start(controls: Controls) -> Iterator[Round]:
         )
     if controls.gamma < 0:
         raise ValueError("The draft length is negative; choose 0 (no drafting) or more.")
-    sampling = SamplingParams(temperature=controls.temperature, top_p=controls.top_p)
-    request = Request(int(controls.max_new_tokens), sampling, controls.rule, int(controls.seed))
+    bandits.check_name(controls.policy)
+    sampling = SamplingParams(controls.temperature, int(controls.top_k), controls.top_p)
+    request = Request(int(controls.max_new_tokens), sampling, controls.rule, int(controls.seed), candidates=CANDIDATES)
     loaded = family(controls.family)
-    arm = loaded.arm(controls.drafter, int(controls.gamma))
-    return loaded.decoder(controls.verifier).rounds(loaded.encode(controls.prompt), request, Fixed(arm))
+    prompt, decoder, arms = loaded.encode(controls.prompt), loaded.decoder(controls.verifier), loaded.arms()
+    if controls.drafter != BANDIT:
+        arm = loaded.arm(controls.drafter, int(controls.gamma))
+        return Run(loaded, decoder, prompt, request, arms, Fixed(arm), str(arm))
+    chooser = bandits.policy(controls.policy, arms, costs(controls), seed=int(controls.seed))
+    return Run(loaded, decoder, prompt, request, arms, chooser, controls.policy)
 
 
-def messages(controls: Controls, clock: Callable[[], float] = time.monotonic) -> Iterator[str]:
-    """Messages of one run, batched; the last has "done". Closing the iterator ends the run within a round."""
-    run, seq, total = uuid.uuid4().hex[:8], 0, Totals()
-    waiting: list[Round] = []
+def messages(
+    controls: Controls, clock: Callable[[], float] = time.monotonic, analysed: bool = True, lane: str = ""
+) -> Iterator[str]:
+    """Messages of one run, batched; the last but one, or the last, has "done". Closing the iterator ends the run within a round.
 
-    def message(**more: Any) -> str:
-        nonlocal seq, waiting
-        body = {"run": run, "seq": seq, "rounds": [wire(round) for round in waiting], "totals": _figures(total), **more}
-        seq, waiting = seq + 1, []
-        return json.dumps(body, separators=(",", ":"), ensure_ascii=False)
-
-    yield message()  # empties the page at once
+    analysed: add regret by exact replay when the text is finished. lane: a name that every message carries, where several runs are shown.
+    """
+    stream = _Stream(lane)
+    yield stream.message()  # empties the page at once
+    kept: list[Round] = []
     try:
+        run = prepare(controls)
+        yield stream.message(head=wire.head(run.trace(controls.prompt), run.arms))
         began = flushed = clock()
-        with closing(start(controls)) as rounds:  # type: ignore[type-var]
+        with closing(run.rounds()) as rounds:  # type: ignore[type-var]
             for round in rounds:
-                waiting.append(round)
-                total = total.plus(round)
+                kept.append(round)
+                stream.add(round)
                 if clock() - began > MAX_SECONDS and not round.stop:
-                    yield message(done=True, error=f"Stopped after {MAX_SECONDS:.0f} seconds, the limit of this page.")
+                    yield stream.message(
+                        done=True, error=f"Stopped after {MAX_SECONDS:.0f} seconds, the limit of this page."
+                    )
                     return
                 if clock() - flushed >= FLUSH_SECONDS:
-                    yield message()
+                    yield stream.message()
                     flushed = clock()
     except ValueError as error:
-        yield message(done=True, error=str(error))
+        yield stream.message(done=True, error=str(error))
         return
-    yield message(done=True)
+    yield stream.message(done=True)
+    if analysed and kept:
+        trace = run.trace(controls.prompt, kept)
+        found = analysis.regret_of(trace, run.decoder, run.arms, costs(controls), run.prompt)
+        yield stream.message(done=True, regret=found)
 
 
-def wire(round: Round) -> dict[str, Any]:
-    """A Round as the browser gets it: short keys, probabilities with four digits."""
-    return {
-        "i": round.index,
-        "arm": str(round.arm),
-        "rule": round.rule,
-        "backend": round.backend,
-        "drafted": [
-            [d.text, d.piece, d.verdict, d.id, _short(d.p), _short(d.q), _short(d.threshold), _short(d.uniform)]
-            for d in round.drafted
-        ],
-        "next": [round.next.text, round.next.piece, round.next.kind, round.next.id, _short(round.next.p)]
-        if round.next
-        else None,
-        "stop": round.stop,
-    }
+def generate(controls: Controls) -> Trace:
+    """A whole run as one Trace; raises ValueError with a sentence. For programs that call the page."""
+    run, kept = prepare(controls), list[Round]()
+    began = time.monotonic()
+    with closing(run.rounds()) as rounds:  # type: ignore[type-var]
+        for round in rounds:
+            kept.append(round)
+            if time.monotonic() - began > MAX_SECONDS:
+                break
+    return run.trace(controls.prompt, kept)
 
 
-def _figures(total: Totals) -> dict[str, Any]:
-    return {
-        "tokens": total.tokens,
-        "rounds": total.rounds,
-        "drafted": total.drafted,
-        "accepted": total.accepted,
-        "seconds": round(total.seconds, 4),
-    }
+def race(controls: Controls, against: str) -> Iterator[str]:
+    """Two runs after one another, each alone on the machine, as messages with "lane" "a" or "b".
+
+    against: "plain" runs plain decoding first; "verifier" runs the same settings with PyTorch, then with Triton.
+    """
+    first = (
+        replace(controls, verifier="torch") if against == "verifier" else replace(controls, drafter="plain", gamma=0)
+    )
+    second = replace(controls, verifier="triton") if against == "verifier" else controls
+    for lane, some in (("a", first), ("b", second)):
+        failed = False
+        for message in messages(some, analysed=False, lane=lane):
+            failed = failed or '"error"' in message
+            yield message
+        if failed:
+            return
 
 
-def _short(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+class _Stream:
+    """Numbers the messages of a run and holds what the next one brings."""
+
+    def __init__(self, lane: str) -> None:
+        self._run, self._seq, self._lane = uuid.uuid4().hex[:8], 0, lane
+        self._waiting: list[Round] = []
+        self._total = Totals()
+
+    def add(self, round: Round) -> None:
+        self._waiting.append(round)
+        self._total = self._total.plus(round)
+
+    def message(self, **more: Any) -> str:
+        body = {
+            "run": self._run, "seq": self._seq, "rounds": [wire.pack(round) for round in self._waiting],
+            "totals": wire.figures(self._total), **({"lane": self._lane} if self._lane else {}), **more,
+        }  # fmt: skip
+        self._seq, self._waiting = self._seq + 1, []
+        return json.dumps(body, separators=(",", ":"), ensure_ascii=False)

@@ -6,7 +6,7 @@ import pytest
 
 from flashspec.records import Arm
 from flashspec.ui import live
-from flashspec.ui.live import Controls, messages, start
+from flashspec.ui.live import Controls, messages, prepare
 
 BASE = Controls("Name three fruits.", "embedded", "nano", 3, "block", 0.7, 1.0, 24, 0, "torch")
 
@@ -26,19 +26,21 @@ def test_messages_are_numbered_and_complete() -> None:
     assert len({message["run"] for message in received}) == 1
     rounds = [round for message in received for round in message["rounds"]]
     assert [round["i"] for round in rounds] == list(range(len(rounds)))
-    assert received[-1]["done"]
-    assert "error" not in received[-1]
+    assert received[1]["head"]["prompt"] == BASE.prompt
+    assert received[-2]["done"]
+    assert received[-1]["regret"]["fixed"].keys() >= {"plain", "nano γ=3"}
+    assert all("error" not in message for message in received)
     assert received[-1]["totals"]["tokens"] == 24
 
 
 def test_messages_are_batched() -> None:
-    """Twelve a second at most: with a clock that stands still there are two, the empty one and the last."""
-    assert len(list(messages(BASE, clock=lambda: 0.0))) == 2
+    """Twelve a second at most: with a clock that stands still there are three: the empty one, the head, and all rounds at once."""
+    assert len(list(messages(BASE, clock=lambda: 0.0, analysed=False))) == 3
 
 
 def test_messages_stay_small() -> None:
     received = list(messages(BASE))
-    assert sum(map(len, received)) / 24 < 400  # bytes a token
+    assert sum(map(len, received)) / 24 < 900  # bytes a token, with p, q and residual of the likeliest entries
 
 
 def test_every_control_reaches_the_engine(monkeypatch) -> None:
@@ -51,13 +53,51 @@ def test_every_control_reaches_the_engine(monkeypatch) -> None:
 
     loaded = live.family("embedded")
     monkeypatch.setattr(type(loaded), "decoder", lambda self, verifier: seen.update(verifier=verifier) or Spy())
-    start(Controls("Hello", "embedded", "lookup", 5, "coupled", 0.3, 0.8, 17, 99, "triton"))
+    prepare(Controls("Hello", "embedded", "lookup", 5, "coupled", 0.3, 0.8, 17, 99, "triton", "ucb1", 40)).rounds()
     assert seen["prompt"] == loaded.encode("Hello")
     assert seen["arms"] == (Arm("lookup", 5),)
     assert seen["verifier"] == "triton"
     request = seen["request"]
     assert (request.rule, request.max_new_tokens, request.seed) == ("coupled", 17, 99)
-    assert (request.sampling.temperature, request.sampling.top_p) == (0.3, 0.8)
+    assert (request.sampling.temperature, request.sampling.top_p, request.sampling.top_k) == (0.3, 0.8, 40)
+
+
+def test_the_bandit_chooses_where_it_is_asked_to() -> None:
+    run = prepare(replace(BASE, drafter="bandit", policy="rate-ucb"))
+    assert type(run.policy).__name__ == "RateUCB"
+    assert run.policy.arms == live.family("embedded").arms()
+    assert run.label == "rate-ucb"
+
+
+def test_costs_of_a_run_do_not_change_the_next() -> None:
+    """Sessions never mix: a policy refreshes its own copy of the cost table."""
+    controls = replace(BASE, drafter="bandit")
+    before = live.costs(controls).seconds.copy()
+    list(messages(replace(controls, max_new_tokens=16), analysed=False))
+    assert (live.costs(controls).seconds == before).all()
+
+
+def test_a_race_runs_plain_first_and_both_alone() -> None:
+    received = [json.loads(message) for message in live.race(replace(BASE, rule="coupled"), "plain")]
+    lanes = [message["lane"] for message in received]
+    assert lanes == sorted(lanes)  # one after the other
+    assert {"a", "b"} == set(lanes)
+    heads = [message["head"]["settings"]["arm"] for message in received if "head" in message]
+    assert heads == ["plain", "nano γ=3"]
+    texts = [output(json.dumps(m) for m in received if m["lane"] == lane) for lane in "ab"]
+    assert texts[0] == texts[1] != ""
+    bad = [json.loads(message) for message in live.race(replace(BASE, prompt=""), "plain")]
+    assert {message["lane"] for message in bad} == {"a"}
+
+
+def test_regret_of_a_run_is_priced_like_its_comparators() -> None:
+    """Plain decoding has no luck in its rounds, so its regret is exactly that of the fixed arm "plain"."""
+    last = json.loads(list(messages(replace(BASE, drafter="plain", gamma=0, max_new_tokens=48)))[-1])
+    found = last["regret"]
+    assert found["run"][-1] == pytest.approx(found["fixed"]["plain"] - found["best_seconds"], abs=2e-3)
+    assert found["oracle"][-1] <= 1e-4
+    assert found["tokens"][-1] == last["totals"]["tokens"]
+    assert min(found["fixed"].values()) == pytest.approx(found["best_seconds"], abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +113,8 @@ def test_every_control_reaches_the_engine(monkeypatch) -> None:
         ({"max_new_tokens": 0}, "at least 1"),
         ({"max_new_tokens": 10**6}, "at most"),
         ({"seed": None}, "Seed is empty"),
+        ({"policy": "magic"}, "no policy"),
+        ({"top_k": -3}, "top_k is -3"),
     ],
 )
 def test_bad_controls_become_a_message(change, sentence) -> None:
@@ -82,13 +124,13 @@ def test_bad_controls_become_a_message(change, sentence) -> None:
 
 
 def test_an_error_keeps_what_was_written(monkeypatch) -> None:
-    def breaks(controls, begin=start):
-        for count, round in enumerate(begin(controls)):
+    def breaks(run, begin=live.Run.rounds):
+        for count, round in enumerate(begin(run)):
             if count == 4:
                 raise ValueError("The weights broke; reload them.")
             yield round
 
-    monkeypatch.setattr(live, "start", breaks)
+    monkeypatch.setattr(live.Run, "rounds", breaks)
     received = [json.loads(message) for message in messages(BASE)]
     assert received[-1]["error"] == "The weights broke; reload them."
     assert sum(len(message["rounds"]) for message in received) == 4
@@ -103,15 +145,15 @@ def test_the_wall_clock_ends_a_run() -> None:
 def test_closing_ends_the_run(monkeypatch) -> None:
     closed = threading.Event()
 
-    def watched(controls, begin=start):
+    def watched(run, begin=live.Run.rounds):
         try:
-            yield from begin(controls)
+            yield from begin(run)
         finally:
             closed.set()
 
-    monkeypatch.setattr(live, "start", watched)
+    monkeypatch.setattr(live.Run, "rounds", watched)
     stream = messages(replace(BASE, max_new_tokens=500), clock=iter(range(10**6)).__next__)
-    for _ in range(3):
+    for _ in range(4):
         next(stream)
     stream.close()
     assert closed.is_set()
