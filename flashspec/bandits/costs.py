@@ -14,7 +14,8 @@ import numpy as np
 from flashspec.records import Arm, Round
 
 Array = Any
-STEP = 0.05  # weight of a new measurement
+STEP = 0.05  # weight of a new measurement for its own entry
+DRIFT = 0.03  # and for all others: what slows one round, a busy host or a laptop on battery, slows them all
 LARGEST_SURPRISE = 0.5  # a measurement counts as at most this share away from the entry: one page fault must not decide
 
 
@@ -107,9 +108,10 @@ class CostTable:
         if match is None and with_match != without and drafted:
             return
         row = with_match if match else without
-        before = self.seconds[row, drafted]
-        change = STEP * np.clip(seconds / before - 1, -LARGEST_SURPRISE, LARGEST_SURPRISE)
-        self.seconds[row, drafted] *= 1 + change
+        change = np.clip(seconds / self.seconds[row, drafted] - 1, -LARGEST_SURPRISE, LARGEST_SURPRISE)
+        self.seconds *= 1 + DRIFT * change
+        self.usual *= 1 + DRIFT * change
+        self.seconds[row, drafted] *= 1 + STEP * change
         if drafted == 0:  # nothing was drafted, so it tells of every source
             self.seconds[:, 0] = self.seconds[row, 0]
 

@@ -19,6 +19,10 @@ from flashspec.records import Arm
 Array = Any
 
 PRIOR = 4.0  # imagined observations of a depth, spread by the acceptance of all depths of its source
+HOPE = (
+    4.0,
+    2.0,
+)  # imagined acceptances and refusals of a source: a drafter that is worth having is right two times of three
 STAY = 8  # rounds over which the seconds of a catch-up are spread when arms are compared
 
 
@@ -157,7 +161,7 @@ class ContextualThompson(Rated):
         costs: CostTable,
         *,
         discount: float = 0.99,
-        memory: float = 0.99,
+        memory: float = 0.98,
         sharpness: float = 3.0,
         **more: Any,
     ) -> None:
@@ -222,7 +226,7 @@ class ContextualThompson(Rated):
         """Beta parameters of every source and depth in the present context: [runs, S, depth] twice."""
         cells = (np.arange(self.runs)[:, None], np.arange(len(self._sources))[None], self._bins())
         accepted, refused = self._accepted[cells], self._refused[cells]
-        pooled = (1 + accepted.sum(-1, keepdims=True)) / (2 + (accepted + refused).sum(-1, keepdims=True))
+        pooled = (HOPE[0] + accepted.sum(-1, keepdims=True)) / (sum(HOPE) + (accepted + refused).sum(-1, keepdims=True))
         return (
             self.sharpness * (PRIOR * pooled + accepted),
             self.sharpness * (PRIOR * (1 - pooled) + refused),

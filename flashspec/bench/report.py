@@ -116,6 +116,27 @@ def alpha_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def decode_table(result: dict[str, Any]) -> str:
+    """Markdown: tokens per second of every contestant, ratios of medians, losers included."""
+    machine = result["runs"][0]["machine"]
+    lines = [
+        f"{machine['device']}, torch {machine['torch']}, transformers {machine['transformers']}; FlashSpec: {machine['dtype']}. "
+        "Whole requests, prompt included, contestants alternating; median and quartiles in tokens per second, ratios of medians.",
+        "",
+        "| target, prompts, T | contestant | tokens/s | quartiles | × transformers | × FlashSpec plain | first token, s |",
+        "|" + " --- |" * 7,
+    ]
+    for run in result["runs"]:
+        where = f"{run['family']}, {run['prompts']}, {run['temperature']:g}"
+        for line in run["lines"]:
+            first = f"{line['first']:.2f}" if line["first"] is not None else "–"
+            lines.append(
+                f"| {where} | {line['method']} | {line['rate']:.1f} | {line['low']:.1f}–{line['high']:.1f} | {line['of_reference']:.2f} | "
+                f"{line['of_plain']:.2f} | {first} |"
+            )
+    return "\n".join(lines)
+
+
 def _alpha_cell(line: dict[str, Any] | None, most: float) -> str:
     if line is None:
         return "–"
@@ -190,4 +211,4 @@ def plot(result: dict[str, Any], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-TABLES = {"verify": table, "bandit": bandit_table, "alpha": alpha_table}
+TABLES = {"verify": table, "bandit": bandit_table, "alpha": alpha_table, "decode": decode_table}

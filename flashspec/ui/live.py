@@ -30,6 +30,7 @@ FLUSH_SECONDS = 0.08  # a message at most every 80 ms: more a second reach no ey
 MAX_PROMPT = 4000  # characters
 MAX_TOKENS = 512
 MAX_SECONDS = 120.0
+LARGEST = 2**31 - 1  # of any setting
 CANDIDATES = 5  # entries of p and q shown for a token
 BANDIT = "bandit"  # what the drafter's control says where a policy chooses
 
@@ -107,6 +108,8 @@ def prepare(controls: Controls) -> Run:
     for name, value in numbers.items():
         if value is None:
             raise ValueError(f"{name} is empty; enter a number.")
+        if not -LARGEST <= value <= LARGEST:  # infinities and what is no number fail too
+            raise ValueError(f"{name} is {value}; enter a number that a person would.")
     if controls.max_new_tokens > MAX_TOKENS:
         raise ValueError(
             f"{controls.max_new_tokens} tokens are more than this page gives; choose at most {MAX_TOKENS}."

@@ -45,7 +45,7 @@ def build(family: str = "embedded") -> gr.Blocks:
         controls, generate, stop = _controls(family)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Live", id="live"):
-                view = _component("live", ["common", "run", "inspector", "charts", "live"], _recording())
+                view = _component("live", ["common", "run", "inspector", "charts", "live", "tour"], _recording())
             with gr.Tab("Race", id="race"):
                 racing = _race(controls)
             with gr.Tab("Labs", id="labs"):
@@ -56,7 +56,7 @@ def build(family: str = "embedded") -> gr.Blocks:
         engine: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "engine", "api_visibility": "private"}
         run = gr.on(
             [generate.click, controls[0].submit],
-            _run,
+            _on_gpu(_run),
             controls,
             view,
             show_progress="minimal",
@@ -65,11 +65,16 @@ def build(family: str = "embedded") -> gr.Blocks:
         )
         button, against, lanes = racing
         raced = button.click(
-            _run_race, [*controls, against], lanes, show_progress="minimal", show_progress_on=[button], **engine
+            _on_gpu(_run_race),
+            [*controls, against],
+            lanes,
+            show_progress="minimal",
+            show_progress_on=[button],
+            **engine,
         )
         stop.click(None, cancels=[run, raced])
         demo.load(_from_link, None, controls, api_visibility="private", queue=False, show_progress="hidden")
-        gr.api(_api, api_name="generate", concurrency_limit=1, concurrency_id="engine")
+        gr.api(_on_gpu(_api), api_name="generate", concurrency_limit=1, concurrency_id="engine")
     return demo
 
 
@@ -276,6 +281,18 @@ def _say(text: str) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- events
+
+
+def _on_gpu(function: Any) -> Any:
+    """On a ZeroGPU Space the function borrows a GPU for as long as a run may take; elsewhere it is left as it is.
+
+    A run brings its own bandit and takes it away again, so nothing is lost when the borrowed process ends.
+    """
+    if importlib.util.find_spec("spaces") is None:
+        return function
+    import spaces
+
+    return spaces.GPU(duration=lambda *values, **named: int(live.MAX_SECONDS))(function)
 
 
 def _run(*values: Any) -> Iterator[str]:

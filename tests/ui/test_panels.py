@@ -109,6 +109,22 @@ def test_all_of_the_live_view_by_keyboard(page) -> None:
     assert page.evaluate("document.activeElement.closest('.fs-transport') !== null")
 
 
+def test_the_tour_by_keyboard(page) -> None:
+    page.focus("[data-tour=start]")
+    page.keyboard.press("Enter")
+    seen = []
+    for _ in range(6):
+        seen.append(page.inner_text(".fs-tour p"))
+        assert page.locator(".fs-lit").count() == 1
+        page.keyboard.press("Enter")  # Next has the focus
+    assert len(set(seen)) == 6
+    assert page.locator(".fs-tour").is_hidden()
+    page.click("[data-tour=start]")
+    page.keyboard.press("Escape")
+    assert page.locator(".fs-tour").is_hidden()
+    assert page.locator(".fs-lit").count() == 0
+
+
 def test_rounds_view(page) -> None:
     generate(page)
     page.check("[data-show=rounds]")

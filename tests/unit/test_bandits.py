@@ -482,14 +482,20 @@ def test_cost_table_follows_the_machine() -> None:
         costs.refresh(2, None, 2, 2 * price(still, 2, 2))
     assert price(costs, 2, 2) == pytest.approx(2 * price(still, 2, 2), rel=0.05)
     assert price(costs, 3, 2) == price(costs, 4, 2) == price(costs, 2, 2)  # whoever drafts with nano
-    assert price(costs, 4, 2, match=True) == price(still, 4, 2, match=True)  # there its lookup drafts
-    assert costs.usual[2] == pytest.approx(2 * price(still, 2, 2), rel=0.05)
+    # There its lookup drafts: what one source was seen to lose, the others are thought to have lost in part.
+    assert price(still, 4, 2, match=True) < price(costs, 4, 2, match=True) < 1.5 * price(still, 4, 2, match=True)
+    assert costs.usual[2] == pytest.approx(2 * price(still, 2, 2), rel=0.1)
     before = costs.seconds.copy()
     costs.refresh(4, None, 2, 1.0)  # the composite arm, and nobody knows which part drafted: only its own mean moves
     assert (costs.seconds == before).all()
+    slow = table()
+    for k in range(400):  # a host half as fast, seen through two arms: the arms nobody plays follow
+        arm, drafted = ((0, 0), (2, 2))[k % 2]
+        slow.refresh(arm, None, drafted, 2 * price(still, arm, drafted))
+    assert price(slow, 4, 5, match=True) == pytest.approx(2 * price(still, 4, 5, match=True), rel=0.1)
     calm = table()
     calm.refresh(2, None, 2, 100.0)
-    assert price(calm, 2, 2) < 1.03 * price(still, 2, 2)  # one hiccup decides nothing
+    assert price(calm, 2, 2) < 1.05 * price(still, 2, 2)  # one hiccup decides nothing
 
 
 def test_cost_table_says_what_is_missing() -> None:

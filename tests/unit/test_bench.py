@@ -164,6 +164,31 @@ def test_bench_alpha_agrees_with_decoding(embedded, tmp_path, capsys, monkeypatc
     assert "| embedded, 0.7 | chat |" in table
 
 
+def test_bench_decode_names_every_contestant_and_finds_greedy_equal(embedded, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(cli, "_load", lambda options: embedded)
+    prompts = tmp_path / "question.jsonl"
+    prompts.write_text(json.dumps({"category": "writing", "turns": ["Name three birds."]}))
+    out = tmp_path / "decode.json"
+    arguments = ["bench", "decode", "--prompts", str(prompts), "--temperature", "0", "--max-new-tokens", "12"]
+    assert cli.main([*arguments, "--out", str(out)]) == 0
+    lines = {line["method"]: line for line in json.loads(out.read_text())["runs"][0]["lines"]}
+    assert {
+        "transformers generate",
+        "transformers assisted by nano",
+        "FlashSpec plain",
+        "FlashSpec bandit",
+    } <= lines.keys()
+    ours = {name: line for name, line in lines.items() if name.startswith("FlashSpec")}
+    assert len({line["digest"] for line in ours.values()}) == 1  # greedy: the same ids, whoever drafts
+    assert all(line["differs"] == 0 for line in ours.values())
+    assert lines["transformers generate"]["of_reference"] == 1
+    assert all(line["tokens"] <= 24 for line in lines.values())
+    assert "FlashSpec bandit" in report.TABLES["decode"](json.loads(out.read_text()))
+    monkeypatch.setitem(__import__("sys").modules, "llama_cpp", None)
+    assert cli.main([*arguments, "--gguf", "nowhere.gguf"]) == 2
+    assert "llama-cpp-python is not installed" in capsys.readouterr().err
+
+
 def test_repetition_counts_what_stood_before() -> None:
     from flashspec.bench.alpha import repetition
 
@@ -173,11 +198,7 @@ def test_repetition_counts_what_stood_before() -> None:
     assert repetition([7] * 10) == pytest.approx(6 / 7)
 
 
-def test_readme_shows_the_saved_alpha_result() -> None:
-    text = report.alpha_table(report.load(ROOT / "assets" / "benchmarks" / "alpha.json"))
-    assert text in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_readme_shows_the_saved_bandit_result() -> None:
-    text = report.bandit_table(report.load(ROOT / "assets" / "benchmarks" / "bandit_cpu.json"))
-    assert text in (ROOT / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["bandit_cpu", "alpha", "decode_cpu"])
+def test_readme_shows_the_saved_results(name) -> None:
+    result = report.load(ROOT / "assets" / "benchmarks" / f"{name}.json")
+    assert report.TABLES[result["benchmark"]](result) in (ROOT / "README.md").read_text(encoding="utf-8")
