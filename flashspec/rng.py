@@ -27,6 +27,7 @@ DRAFT = 2  # the drafter's own sampling, one word
 _MASK = 0xFFFFFFFF
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
+_FEW = 32  # requests that are drawn for one by one on a CPU
 _LANES = 256  # token v takes word (v // 256) % 4 of counter (v // 1024) * 256 + v % 256
 
 
@@ -74,9 +75,12 @@ def uniforms(seed: Tensor, position: Tensor, count: int, purpose: int = ACCEPT, 
 
 def exponentials(seed: Tensor, position: Tensor, vocabulary: int, purpose: int, offset: int = 0) -> Tensor:
     """Exp(1) noise of one position: [B] int64, [B] int64 -> [B, V] float32. argmax w/E draws v with probability ∝ w(v)."""
-    blocks = -(-vocabulary // (4 * _LANES))
-    words = _words(seed, position, purpose, offset, blocks * _LANES)  # [B, 4, blocks * 256]
-    words = words.unflatten(2, (blocks, _LANES)).transpose(1, 2).reshape(len(seed), -1)[:, :vocabulary]
+    if vocabulary <= _LANES:  # the first word of as many counters
+        words = _words(seed, position, purpose, offset, vocabulary)[:, 0]
+    else:
+        blocks = -(-vocabulary // (4 * _LANES))
+        words = _words(seed, position, purpose, offset, blocks * _LANES)  # [B, 4, blocks * 256]
+        words = words.unflatten(2, (blocks, _LANES)).transpose(1, 2).reshape(len(seed), -1)[:, :vocabulary]
     # -log1p(-u) and not -log(u): the small values, which win the race, keep the 2^-32 grid of the words.
     return words.clamp(max=1 - 2**-24).neg_().log1p_().neg_()
 
@@ -101,7 +105,7 @@ def seeds(seed: int, batch: int = 1, device: torch.device | str = "cpu") -> Tens
 def _words(seed: Tensor, position: Tensor, purpose: int, offset: int, counters: int) -> Tensor:
     """[B], [B] -> [B, 4, counters] float32 in (0, 1], one from each word."""
     second = purpose + 256 * offset
-    if seed.device.type == "cpu":
+    if seed.device.type == "cpu" and len(seed) <= _FEW:
         places = zip(seed.tolist(), position.tolist(), strict=True)
         words = np.stack([philox_on_host(counters, second, place, key) for key, place in places])
         return _unit(torch.from_numpy(words.astype(np.float32)))

@@ -60,3 +60,18 @@ def test_race_draws_in_proportion() -> None:
     share = torch.bincount(rng.race(weights, noise), minlength=4) / 4000
     assert share[1] == 0
     assert torch.allclose(share, weights[0], atol=0.03)
+
+
+def test_few_and_many_requests_short_and_long_vocabularies_draw_the_same_bits() -> None:
+    """On a CPU few requests are drawn for in numpy and many in torch, and a short vocabulary needs fewer counters: nothing of it shows."""
+    many = torch.arange(rng._FEW + 1) * 7919
+    position = torch.arange(rng._FEW + 1) + 2**33
+    for vocabulary in (1, 5, 256, 257, 1500):
+        together = rng.exponentials(many, position, vocabulary, rng.RACE, offset=3)
+        alone = [
+            rng.exponentials(many[k : k + 1], position[k : k + 1], vocabulary, rng.RACE, offset=3)
+            for k in range(len(many))
+        ]
+        assert torch.equal(together, torch.cat(alone))
+    long = rng.exponentials(many[:2], position[:2], 2000, rng.RACE)
+    assert torch.equal(long[:, :200], rng.exponentials(many[:2], position[:2], 200, rng.RACE))
