@@ -49,7 +49,7 @@ function armTable(run, until) {
 
 /** Lines over tokens: [{name, points: [[x, y]…], kind}], with a line at zero that is called `zero`. */
 function drawLines(box, lines, zero, label, unit = milliseconds) {
-  const height = 170;
+  const height = 230;
   const { svg, width } = clean(box, height, label);
   const all = lines.flatMap((line) => line.points);
   if (!all.length) return;

@@ -152,9 +152,9 @@ def _controls(family: str) -> tuple[list[Any], gr.Button, gr.Button]:
 
 
 def _race(controls: list[Any]) -> tuple[gr.Button, Any, gr.HTML]:
-    choices = [("plain decoding against these settings", "plain")]
+    choices = [("plain against these settings", "plain")]
     if reason_without_triton() is None:
-        choices.append(("PyTorch against Triton verification", "verifier"))
+        choices.append(("PyTorch against Triton", "verifier"))
     with gr.Row(elem_classes="fs-buttons"):
         against = gr.Dropdown(choices, value="plain", label="Race", elem_id="against", min_width=260)
         button = gr.Button("Start the race", variant="primary", elem_id="start-race")
@@ -162,82 +162,75 @@ def _race(controls: list[Any]) -> tuple[gr.Button, Any, gr.HTML]:
 
 
 def _labs() -> None:
-    """One tab a lesson: a question, a prediction, an experiment."""
-    with gr.Tabs(elem_id="lab-tabs"):
-        with gr.Tab("Exact?"):
-            _say("Give target and drafter any two distributions. The verifier of the engine makes 10,000 rounds of them. Do the tokens have the target's law? "
-                 "Then plant a fault: which ones does the test catch, and with which bars?")  # fmt: skip
-            bars = _component("bars", ["common", "bars"], json.dumps({"p": [5, 3, 1, 0.5], "q": [2, 4, 3, 1]}))
-            with gr.Row():
-                fault = gr.Dropdown(list(labs.PLANTED), value=labs.SOUND, label="Planted fault", elem_id="fault")
-                rule = gr.Dropdown(list(RULES), value="token", label="Rule", elem_id="lab-rule")
-                gamma = gr.Slider(1, 6, 2, step=1, label="γ", elem_id="lab-gamma")
-                warmth = gr.Slider(0.2, 2, 1, step=0.1, label="Temperature", elem_id="lab-temperature")
-            _experiment("exactness", _exactness, [bars, gamma, rule, warmth, fault], ["It passes", "It is rejected"])
-        with gr.Tab("How many samples?"):
-            _say(
-                "A verifier is wrong by very little: its temperature is a few percent too high. Are 1,000 samples enough to notice?"
-            )
-            error = gr.Slider(0, 30, 8, step=1, label="Error of the temperature, %", elem_id="error")
-            _experiment(
-                "samples", labs.samples_lab, [error], ["1,000 are enough", "It takes 10,000", "Neither sees it"]
-            )
-        with gr.Tab("Temperature"):
-            _say(
-                "Someone forgot to apply the temperature to the target. Every test ran at T = 1.0 and passed. At which temperature does it show?"
-            )
-            other = gr.Slider(
-                0.2, 2, 0.5, step=0.1, label="Temperature of the second test", elem_id="other-temperature"
-            )
-            _experiment(
-                "temperature", labs.temperature_lab, [other], ["The second test passes too", "The second test fails"]
-            )
-        with gr.Tab("What runs here"):
-            _say(
-                "What this machine can do, and the command that adds what it cannot. Everything works without a GPU and without Triton; it is slower."
-            )
-            gr.HTML(labs.capabilities(), elem_id="capabilities", apply_default_css=False)
-        with gr.Tab("Kernel"):
-            _say(
-                "Verification as one fused Triton kernel, or as PyTorch operations. At which shape does the kernel lose?"
-            )
-            _experiment(
-                "kernel",
-                labs.kernel_lab,
-                [],
-                ["It wins everywhere", "It loses at small batches", "It loses at large batches"],
-            )
-        with gr.Tab("Shapes"):
-            _say("A fault of one position is planted: the last drafted token is never accepted. A search tries random shapes (batch B, draft length γ, vocabulary V) until one "
-                 "shows it, then shrinks it. What is the smallest shape that fails?")  # fmt: skip
-            _experiment("shape", labs.shape_lab, [], ["B = 1, γ = 1", "B = 1, γ = 2", "B = 2, γ = 1"], figure=False)
-        with gr.Tab("Nothing to learn?"):
-            _say(
-                "Three arms: plain decoding and two drafters with γ = 3. Set how often each is right and what a round costs, then let policies play. Make the arms alike: what is left to learn?"
-            )
-            with gr.Row():
-                alphas = [
-                    gr.Slider(0, 0.99, a, step=0.01, label=f"Acceptance of {n}", elem_id=f"alpha-{n}")
-                    for n, a in (("nano", 0.55), ("tiny", 0.8))
-                ]
-            with gr.Row():
-                costs = [
-                    gr.Slider(1, 60, c, step=1, label=f"ms of a round, {n}", elem_id=f"cost-{n}")
-                    for n, c in (("plain", 20), ("nano", 28), ("tiny", 34))
-                ]
-            names = gr.Dropdown(
-                list(labs.POLICIES),
-                value=["contextual", "ucb1", "exp3", "random"],
-                multiselect=True,
-                label="Policies",
-                elem_id="policies",
-            )
-            _experiment(
-                "arena",
-                _arena,
-                [*alphas, *costs, names],
-                ["The bandit wins clearly", "There is nothing to learn", "Trying costs more than it gives"],
-            )
+    """One fold a lesson: a question, a prediction, an experiment."""
+    with gr.Accordion("Is it exact?", open=True, elem_id="lab-exactness"):
+        _say("Give target and drafter any two distributions. The verifier of the engine makes 10,000 rounds of them. Do the tokens have the target's law? "
+             "Then plant a fault: which ones does the test catch, and with which bars?")  # fmt: skip
+        bars = _component("bars", ["common", "bars"], json.dumps({"p": [5, 3, 1, 0.5], "q": [2, 4, 3, 1]}))
+        with gr.Row():
+            fault = gr.Dropdown(list(labs.PLANTED), value=labs.SOUND, label="Planted fault", elem_id="fault")
+            rule = gr.Dropdown(list(RULES), value="token", label="Rule", elem_id="lab-rule")
+            gamma = gr.Slider(1, 6, 2, step=1, label="γ", elem_id="lab-gamma")
+            warmth = gr.Slider(0.2, 2, 1, step=0.1, label="Temperature", elem_id="lab-temperature")
+        _experiment("exactness", _exactness, [bars, gamma, rule, warmth, fault], ["It passes", "It is rejected"])
+    with gr.Accordion("How many samples?", open=False, elem_id="lab-samples"):
+        _say(
+            "A verifier is wrong by very little: its temperature is a few percent too high. Are 1,000 samples enough to notice?"
+        )
+        error = gr.Slider(0, 30, 8, step=1, label="Error of the temperature, %", elem_id="error")
+        _experiment("samples", labs.samples_lab, [error], ["1,000 are enough", "It takes 10,000", "Neither sees it"])
+    with gr.Accordion("The temperature that did nothing", open=False, elem_id="lab-temperature"):
+        _say(
+            "Someone forgot to apply the temperature to the target. Every test ran at T = 1.0 and passed. At which temperature does it show?"
+        )
+        other = gr.Slider(0.2, 2, 0.5, step=0.1, label="Temperature of the second test", elem_id="other-temperature")
+        _experiment(
+            "temperature", labs.temperature_lab, [other], ["The second test passes too", "The second test fails"]
+        )
+    with gr.Accordion("What runs here", open=False, elem_id="lab-here"):
+        _say(
+            "What this machine can do, and the command that adds what it cannot. Everything works without a GPU and without Triton; it is slower."
+        )
+        gr.HTML(labs.capabilities(), elem_id="capabilities", apply_default_css=False)
+    with gr.Accordion("Is the kernel faster?", open=False, elem_id="lab-kernel"):
+        _say("Verification as one fused Triton kernel, or as PyTorch operations. At which shape does the kernel lose?")
+        _experiment(
+            "kernel",
+            labs.kernel_lab,
+            [],
+            ["It wins everywhere", "It loses at small batches", "It loses at large batches"],
+        )
+    with gr.Accordion("The shape nobody tried", open=False, elem_id="lab-shape"):
+        _say("A fault of one position is planted: the last drafted token is never accepted. A search tries random shapes (batch B, draft length γ, vocabulary V) until one "
+             "shows it, then shrinks it. What is the smallest shape that fails?")  # fmt: skip
+        _experiment("shape", labs.shape_lab, [], ["B = 1, γ = 1", "B = 1, γ = 2", "B = 2, γ = 1"], figure=False)
+    with gr.Accordion("Nothing to adapt to", open=False, elem_id="lab-arena"):
+        _say(
+            "Three arms: plain decoding and two drafters with γ = 3. Set how often each is right and what a round costs, then let policies play. Make the arms alike: what is left to learn?"
+        )
+        with gr.Row():
+            alphas = [
+                gr.Slider(0, 0.99, a, step=0.01, label=f"Acceptance of {n}", elem_id=f"alpha-{n}")
+                for n, a in (("nano", 0.55), ("tiny", 0.8))
+            ]
+        with gr.Row():
+            costs = [
+                gr.Slider(1, 60, c, step=1, label=f"ms of a round, {n}", elem_id=f"cost-{n}")
+                for n, c in (("plain", 20), ("nano", 28), ("tiny", 34))
+            ]
+        names = gr.Dropdown(
+            list(labs.POLICIES),
+            value=["contextual", "ucb1", "exp3", "random"],
+            multiselect=True,
+            label="Policies",
+            elem_id="policies",
+        )
+        _experiment(
+            "arena",
+            _arena,
+            [*alphas, *costs, names],
+            ["The bandit wins clearly", "There is nothing to learn", "Trying costs more than it gives"],
+        )
 
 
 def _experiment(name: str, ask: Any, inputs: list[Any], predictions: list[str], figure: bool = True) -> None:

@@ -186,6 +186,16 @@ def test_layout_fits_and_stays(browser, address, theme, width) -> None:
     generate(tab)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.evaluate("window.__shift") < 0.01
+    for view in ("Race", "Labs", "How it works"):
+        tab.get_by_role("tab", name=view).click()
+        tab.wait_for_timeout(300)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width, view
+    tab.get_by_role("tab", name="Labs").click()
+    for lab in ("samples", "temperature", "here", "kernel", "shape", "arena"):
+        tab.locator(f"#lab-{lab} button.label-wrap").click()
+        tab.wait_for_timeout(300)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width, lab
+    tab.get_by_role("tab", name="Live").click()
     contrast = """(() => {
       const channel = (c) => (c /= 255) <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
       const light = (rgb) => { const [r, g, b] = rgb.match(/[\\d.]+/g).map(Number).map(channel); return .2126 * r + .7152 * g + .0722 * b; };
