@@ -58,9 +58,9 @@ function drawLines(box, lines, zero, label, unit = milliseconds) {
   const x = (v) => x0 + (v / right) * (x1 - x0), y = (v) => y1 - ((v - low) / (high - low)) * (y1 - y0);
   svg.append(draw("line", { x1: x0, x2: x1, y1: y(0), y2: y(0), class: "zero" }));
   for (const { points, kind } of lines) svg.append(draw("path", { d: points.map(([a, b], i) => `${i ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join(""), class: `line ${kind}` }));
-  svg.append(draw("text", { x: x0, y: height - 4, class: "axis" }, "tokens of the text →"), draw("text", { x: x1, y: height - 4, "text-anchor": "end", class: "axis" }, zero));
+  svg.append(draw("text", { x: x0, y: height - 4, class: "axis" }, "tokens of the text →"));
   const ends = lines.map(({ name, points, kind }) => make("span", { class: kind }, `${name} ${points.at(-1)[1] < 0 ? "−" : "+"}${unit(Math.abs(points.at(-1)[1]))}`));
-  box.prepend(make("p", { class: "fs-names" }, ...ends));
+  box.prepend(make("p", { class: "fs-names" }, ...ends, make("span", { class: "zero" }, zero)));
 }
 
 /** Exact curves when the replay is there, else what the policy itself would estimate. */
@@ -68,7 +68,7 @@ function drawRegret(box, note, run, until) {
   if (run.regret) {
     const g = run.regret;
     const curve = (name) => g.tokens.map((t, i) => [t, g[name][i]]);
-    drawLines(box, [{ name: "this run", points: curve("run"), kind: "run" }, { name: "hand rule", points: curve("rule"), kind: "rule" }, { name: "oracle", points: curve("oracle"), kind: "oracle" }], `line: always ${g.best}`, "Seconds lost against the best fixed arm, by exact replay");
+    drawLines(box, [{ name: "this run", points: curve("run"), kind: "run" }, { name: "hand rule", points: curve("rule"), kind: "rule" }, { name: "oracle", points: curve("oracle"), kind: "oracle" }], `always ${g.best}`, "Seconds lost against the best fixed arm, by exact replay");
     note.replaceChildren(make("span", {}, `${g.verdict} `), make("span", { class: "fs-muted" }, "Seconds more than the best fixed arm on this very text, by exact replay at the measured costs. The oracle knows the text in advance; nothing reaches it."));
     return;
   }
@@ -78,7 +78,7 @@ function drawRegret(box, note, run, until) {
     const { tokens, seconds } = run.sums[i + 1];
     return best > 0 ? [[tokens, seconds - tokens / best]] : [];
   });
-  drawLines(box, points.length ? [{ name: "this run", points, kind: "run" }] : [], "line: the arm believed best", "Seconds lost, estimated while the text grows");
+  drawLines(box, points.length ? [{ name: "this run", points, kind: "run" }] : [], "the arm believed best", "Seconds lost, estimated while the text grows");
   note.textContent = points.length ? "An estimate while the text grows: it trusts the policy's own beliefs. The exact replay comes when the text is done." : "A fixed arm chooses nothing; when the text is done, exact replay tells what other arms would have needed.";
 }
 

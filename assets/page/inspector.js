@@ -49,6 +49,6 @@ function candidateTable(token) {
   const head = make("tr", {}, make("th", { scope: "col" }, "token"), ...columns.map(([, name]) => make("th", { scope: "col" }, name)));
   const rows = token.candidates.map((c) => make("tr", { class: c[0] === token.id ? "chosen" : null },
     make("td", {}, make("code", {}, c[1].replaceAll("\n", "↵"))),
-    ...columns.map(([k, , kind]) => make("td", {}, make("i", { class: `bar ${kind}`, style: `width:${Math.max(0, Math.min(1, c[k] ?? 0)) * 56}px` }), number(c[k])))));
+    ...columns.map(([k, , kind]) => make("td", {}, make("i", { class: `bar ${kind}`, style: `width:calc(${Math.max(0, Math.min(1, c[k] ?? 0))} * var(--fs-bar))` }), number(c[k])))));
   return make("table", { class: "fs-top" }, make("thead", {}, head), make("tbody", {}, ...rows));
 }

@@ -250,7 +250,7 @@ LABS = [
 
 def open_lab(page, name: str) -> None:
     page.get_by_role("tab", name="Labs").click()
-    if not page.locator(f"#lab-{name} .fs-question").is_visible():
+    if not page.locator(f"#lab-{name} .fs-question").first.is_visible():
         page.locator(f"#lab-{name} button.label-wrap").click()
 
 
