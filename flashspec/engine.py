@@ -261,7 +261,7 @@ class SpeculativeDecoder:
             )
         grounds = verdict.grounds
         if grounds is None and request.candidates:
-            grounds = ReferenceVerifier().verify(raw, draft, settings, request.rule, seed, position).grounds
+            grounds = ReferenceVerifier().explain(raw, draft, settings, request.rule, seed, position).grounds
         return Outcome(tau, tokens[tau], grounds, logits)
 
     def _cut(

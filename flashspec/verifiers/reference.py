@@ -24,6 +24,16 @@ class ReferenceVerifier:
     def verify(
         self, logits: Tensor, draft: Draft, settings: Settings, rule: str, seed: Tensor, position: Tensor
     ) -> Verdict:
+        """The verdict; without grounds where every request is greedy, since then nothing but the largest entries matters."""
+        greedy = all(request.temperature == 0 for request in settings.requests)
+        if greedy and self._formulas is rules.RULES:
+            return _greedy(logits, draft, rule)
+        return self.explain(logits, draft, settings, rule, seed, position)
+
+    def explain(
+        self, logits: Tensor, draft: Draft, settings: Settings, rule: str, seed: Tensor, position: Tensor
+    ) -> Verdict:
+        """The same verdict, always by the formulas of the rule and with its grounds."""
         vocabulary = logits.shape[-1]
         p, ids = _warped(logits, settings), draft.ids
         gamma = ids.shape[1]
@@ -59,13 +69,42 @@ class ReferenceVerifier:
                 # p equal to q up to rounding and still rejected: nothing positive is left, so p itself is drawn from.
                 weights = torch.where(weights.amax(-1, keepdim=True) > 0, weights, rules.row(p, tau))
             next_token = rng.race(weights, noise_at(position + tau))
-        tokens = torch.where(offsets < tau[:, None], torch.nn.functional.pad(ids, (0, 1)), -1)
-        tokens = torch.where(offsets == tau[:, None], next_token[:, None], tokens)
-        # A row counts where a drafted token was judged by it or the next token drawn from it.
-        counts = (offsets < count[:, None]) | (offsets == tau[:, None])
-        unusable = (counts & ~torch.isfinite(logits.amax(-1))).any(-1)
-        status = unusable * UNUSABLE_ROW + (there & ~valid).any(-1) * BAD_ID
-        return Verdict(tokens, tau, status, Grounds(p, q, thresholds, uniforms, weights))
+        unusable = ~torch.isfinite(logits.amax(-1))
+        return Verdict(
+            *_emitted(ids, count, valid, tau, next_token, unusable), Grounds(p, q, thresholds, uniforms, weights)
+        )
+
+
+def _greedy(logits: Tensor, draft: Draft, rule: str) -> Verdict:
+    """All three rules at temperature 0: p is one-hot, so a drafted token passes as long as it is the target's choice and had a chance."""
+    ids, vocabulary = draft.ids, logits.shape[-1]
+    gamma = ids.shape[1]
+    largest, choices = logits.max(-1)  # [B, γ+1], the first of equals
+    offsets = torch.arange(gamma, device=ids.device)
+    count = choices.new_full((len(ids),), gamma) if draft.num_draft is None else draft.num_draft.long()
+    valid = (offsets < count[:, None]) & (ids >= 0) & (ids < vocabulary)
+    passes = rules.matches(choices, ids) & valid
+    if rule != "coupled" and draft.q is not None:
+        passes &= draft.q.gather(-1, torch.where(valid, ids, 0)[..., None])[..., 0] > 0
+    elif rule != "coupled" and draft.logits is not None:
+        passes &= draft.logits.argmax(-1) == ids
+    tau = rules.leading(passes)
+    next_token = rules.pick(choices, tau[:, None])[:, 0]
+    return Verdict(*_emitted(ids, count, valid, tau, next_token, ~torch.isfinite(largest)))
+
+
+def _emitted(
+    ids: Tensor, count: Tensor, valid: Tensor, tau: Tensor, next_token: Tensor, unusable: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens [B, γ+1], tau and status [B]. count [B] drafted tokens, valid [B, γ] those in the vocabulary, unusable [B, γ+1] rows."""
+    offsets = torch.arange(ids.shape[1] + 1, device=ids.device)
+    tokens = torch.where(offsets < tau[:, None], torch.nn.functional.pad(ids, (0, 1)), -1)
+    tokens = torch.where(offsets == tau[:, None], next_token[:, None], tokens)
+    there = offsets[:-1] < count[:, None]
+    # A row counts where a drafted token was judged by it or the next token drawn from it.
+    counts = (offsets < count[:, None]) | (offsets == tau[:, None])
+    status = (counts & unusable).any(-1) * UNUSABLE_ROW + (there & ~valid).any(-1) * BAD_ID
+    return tokens, tau, status
 
 
 def coupled(p: Tensor, ids: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -46,7 +46,10 @@ def test_a_batch_equals_each_request_alone(
         alone = verify(logits[one], ids[one], q[one], params, rule, keys[one], places[one])
         assert torch.equal(together.tokens[b], alone.tokens[0])
         tau = int(alone.tau)
-        assert float(together.grounds.p[b, tau, int(alone.tokens[0, tau])]) > 0
+        explained = ReferenceVerifier().explain(
+            logits, Draft(ids, q), Settings.of(params, batch, "cpu"), rule, keys, places
+        )
+        assert float(explained.grounds.p[b, tau, int(alone.tokens[0, tau])]) > 0
 
 
 @settings(max_examples=60, deadline=None)
@@ -62,3 +65,31 @@ def test_greedy_accepts_exactly_the_argmax_prefix(gamma, vocabulary, seed, rule)
     verdict = verify(logits, ids, q, SamplingParams(temperature=0), rule, keys, places)
     assert int(verdict.tau) == wrong_at
     assert int(verdict.tokens[0, wrong_at]) == int(best[0, wrong_at])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.integers(1, 4), st.integers(0, 5), st.integers(2, 9), st.sampled_from(["q", "logits", "certain"]), st.booleans(), st.booleans(),
+    st.integers(0, 10**6), RULES, st.sampled_from([torch.float32, torch.float16]),
+)  # fmt: skip
+def test_the_short_way_of_greedy_equals_the_formulas(
+    batch, gamma, vocabulary, form, foreign, ragged, seed, rule, dtype
+) -> None:
+    """Few values, so that ties, impossible tokens and hits are frequent; ids outside the vocabulary and blocks of different length too."""
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape, high: torch.randint(0, high, shape, generator=generator)  # noqa: E731
+    logits = draw(batch, gamma + 1, vocabulary, high=3).to(dtype)
+    ids = torch.where(draw(batch, gamma, high=3) > 0, logits[:, :gamma].argmax(-1), draw(batch, gamma, high=vocabulary))
+    if foreign and gamma:
+        ids[0, -1] = vocabulary + 3
+    q = draw(batch, gamma, vocabulary, high=3).float() + 1e-9 * (draw(batch, gamma, vocabulary, high=2) > 0)
+    q = q / q.sum(-1, keepdim=True).clamp(min=1e-9)
+    count = draw(batch, high=gamma + 1).int() if ragged else None
+    parts = {"q": {"q": q}, "logits": {"logits": draw(batch, gamma, vocabulary, high=3).to(dtype)}, "certain": {}}[form]
+    draft = Draft(ids, num_draft=count, **parts)
+    keys, places = draw(batch, high=2**40), draw(batch, high=1000)
+    given = (logits, draft, Settings.of(SamplingParams(temperature=0.0), batch, "cpu"), rule, keys, places)
+    short, long = ReferenceVerifier().verify(*given), ReferenceVerifier().explain(*given)
+    assert short.grounds is None
+    for name in ("tokens", "tau", "status"):
+        assert torch.equal(getattr(short, name).long(), getattr(long, name).long()), name
