@@ -419,11 +419,7 @@ def _bench_report(options: argparse.Namespace) -> int:
 
     from flashspec.bench import report
 
-    if not Path(options.result).is_file():
-        raise ValueError(
-            f"There is no file {options.result}; measure one with: flashspec bench verify --out {options.result}"
-        )
-    result = report.load(Path(options.result))
+    result = _saved(options.result, "verify")
     kind = result.get("benchmark", "verify")
     text = report.TABLES[kind](result)
     print(text)
@@ -434,20 +430,26 @@ def _bench_report(options: argparse.Namespace) -> int:
     return 0
 
 
+def _saved(path: str, benchmark: str) -> dict[str, Any]:
+    """A result file; `benchmark` is what to run where there is none."""
+    from pathlib import Path
+
+    from flashspec.bench import report
+
+    if not Path(path).is_file():
+        raise ValueError(f"There is no file {path}; measure one with: flashspec bench {benchmark} --out {path}")
+    return report.load(Path(path))
+
+
 def _export(options: argparse.Namespace) -> int:
-    import json
     from pathlib import Path
 
     from flashspec import export
     from flashspec.models.catalog import EMBEDDED, FAMILIES
 
-    if not Path(options.result).is_file():
-        raise ValueError(
-            f"There is no file {options.result}; measure one with: flashspec bench bandit --out {options.result}"
-        )
     runs = [
         run
-        for run in json.loads(Path(options.result).read_text(encoding="utf-8")).get("runs", [])
+        for run in _saved(options.result, "bandit").get("runs", [])
         if run["family"] == options.family and options.temperature in (None, run["temperature"])
     ]
     if not runs:
@@ -455,7 +457,7 @@ def _export(options: argparse.Namespace) -> int:
     family = options.family
     lines = []
     for choice in export.choices(runs[0]):
-        found = export.settings(options.engine, family, choice.arm, options.models)
+        found = export.settings(options.engine, choice.arm, options.models)
         lines.append((choice, export.command(options.engine, family, found, options.models)))
     needed = {choice.arm.drafter for choice, _ in lines} | {FAMILIES[family].target if family in FAMILIES else family}
     for name in sorted(needed & set(EMBEDDED)):

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flashspec.drafters.lookup import LONGEST, SHORTEST
 from flashspec.models.catalog import EMBEDDED, FAMILIES, HUB_IDS
 from flashspec.records import Arm
 
 ENGINES = ("vllm", "sglang", "transformers")
-LONGEST_NGRAM, SHORTEST_NGRAM = 6, 2  # of the lookup drafter, which was measured with these
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def choices(run: Mapping[str, Any]) -> list[Choice]:
     return found
 
 
-def settings(engine: str, target: str, arm: Arm, models: str | None = None) -> dict[str, Any]:
+def settings(engine: str, arm: Arm, models: str | None = None) -> dict[str, Any]:
     """Documented options of `engine` for an arm. models: a folder that holds the embedded models as ordinary checkpoints.
 
     Raises ValueError with a sentence for an engine or a drafter that cannot be expressed.
@@ -93,10 +93,10 @@ def unpack(name: str, folder: Path) -> Path:
 
 _LOOKUP: dict[str, Callable[[int], dict[str, Any]]] = {
     "vllm": lambda gamma: {
-        "method": "ngram", "num_speculative_tokens": gamma, "prompt_lookup_max": LONGEST_NGRAM, "prompt_lookup_min": SHORTEST_NGRAM,
+        "method": "ngram", "num_speculative_tokens": gamma, "prompt_lookup_max": LONGEST, "prompt_lookup_min": SHORTEST,
     },
     "sglang": lambda gamma: {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": gamma + 1},
-    "transformers": lambda gamma: {"prompt_lookup_num_tokens": gamma, "max_matching_ngram_size": LONGEST_NGRAM},
+    "transformers": lambda gamma: {"prompt_lookup_num_tokens": gamma, "max_matching_ngram_size": LONGEST},
 }  # fmt: skip
 _DRAFT: dict[str, Callable[[str, int], dict[str, Any]]] = {
     "vllm": lambda model, gamma: {"method": "draft_model", "model": model, "num_speculative_tokens": gamma},

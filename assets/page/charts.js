@@ -48,7 +48,7 @@ function armTable(run, until) {
 }
 
 /** Lines over tokens: [{name, points: [[x, y]…], kind}], with a line at zero that is called `zero`. */
-function drawLines(box, lines, zero, label, unit = milliseconds) {
+function drawLines(box, lines, zero, label) {
   const height = 230;
   const { svg, width } = clean(box, height, label);
   const all = lines.flatMap((line) => line.points);
@@ -59,7 +59,7 @@ function drawLines(box, lines, zero, label, unit = milliseconds) {
   svg.append(draw("line", { x1: x0, x2: x1, y1: y(0), y2: y(0), class: "zero" }));
   for (const { points, kind } of lines) svg.append(draw("path", { d: points.map(([a, b], i) => `${i ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join(""), class: `line ${kind}` }));
   svg.append(draw("text", { x: x0, y: height - 4, class: "axis" }, "tokens of the text →"));
-  const ends = lines.map(({ name, points, kind }) => make("span", { class: kind }, `${name} ${points.at(-1)[1] < 0 ? "−" : "+"}${unit(Math.abs(points.at(-1)[1]))}`));
+  const ends = lines.map(({ name, points, kind }) => make("span", { class: kind }, `${name} ${points.at(-1)[1] < 0 ? "−" : "+"}${duration(Math.abs(points.at(-1)[1]))}`));
   box.prepend(make("p", { class: "fs-names" }, ...ends, make("span", { class: "zero" }, zero)));
 }
 

@@ -26,7 +26,7 @@ function draw(tag, attributes, text) {
 
 const number = (x, digits = 3) => (x === null || x === undefined ? "–" : x > 0 && x < 0.5 * 10 ** -digits ? x.toPrecision(2) : x.toFixed(digits));
 const percent = (x, digits = 0) => `${(100 * x).toFixed(digits)} %`;
-const milliseconds = (seconds) => (seconds < 0.1 ? `${(1000 * seconds).toFixed(1)} ms` : seconds < 10 ? `${seconds.toFixed(2)} s` : `${seconds.toFixed(1)} s`);
+const duration = (seconds) => (seconds < 0.1 ? `${(1000 * seconds).toFixed(1)} ms` : seconds < 10 ? `${seconds.toFixed(2)} s` : `${seconds.toFixed(1)} s`);
 const sum = (values) => values.reduce((a, b) => a + b, 0);
 /** The class that colours a token. */
 const kindOf = ({ own, verdict }) => (own ? "own" : verdict);

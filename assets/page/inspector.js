@@ -21,10 +21,10 @@ function explainRound(round) {
   const [draft, target, verify] = round.s;
   const some = (n) => `${n} token${n === 1 ? "" : "s"}`;
   const n = round.drafted.length;
-  const wrote = n ? `${round.arm[0]} drafted ${some(n)} in ${milliseconds(draft)}` : round.arm[1] ? `${round.arm[0]} found nothing to draft` : "Nothing was drafted";
+  const wrote = n ? `${round.arm[0]} drafted ${some(n)} in ${duration(draft)}` : round.arm[1] ? `${round.arm[0]} found nothing to draft` : "Nothing was drafted";
   const judged = !n ? "the target wrote one token" : round.tau === n ? "all were accepted" : round.tau === 0 ? "the first was rejected" : `${round.tau} of them ${round.tau === 1 ? "was" : "were"} accepted`;
   const ends = !round.next ? "and the text ended" : !n ? "" : round.tau === n ? "and the pass gave one bonus token" : "and the target replaced the next";
-  return `Round ${round.i + 1}: ${wrote}; one pass of the target took ${milliseconds(target)}, the verdict ${milliseconds(verify)}: ${judged} ${ends}. ${some(round.emitted)} in ${milliseconds(round.seconds)}.`.replace(" .", ".");
+  return `Round ${round.i + 1}: ${wrote}; one pass of the target took ${duration(target)}, the verdict ${duration(verify)}: ${judged} ${ends}. ${some(round.emitted)} in ${duration(round.seconds)}.`.replace(" .", ".");
 }
 
 function inspect(box, token) {

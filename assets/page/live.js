@@ -85,8 +85,8 @@ function cell(token, index) {
 function roundRow(round) {
   const cells = state.tokens.slice(round.first, round.first + round.count).map((token, k) => make("span", { class: `fs-token ${kindOf(token)}`, "data-index": round.first + k }, token.label.replaceAll("\n", "↵")));
   const parts = [["draft", round.s[0] + round.s[3]], ["target", round.s[1]], ["verify", round.s[2]], ["other", round.s[4] + round.s[5]]];
-  const bars = parts.map(([name, seconds]) => make("i", { class: name, style: `width:${(100 * seconds) / Math.max(round.seconds, 1e-9)}%`, title: `${name} ${milliseconds(seconds)}` }));
-  return make("div", { class: "fs-round", "data-round": round.number }, make("span", { class: "fs-muted" }, `${round.i + 1} · ${armName(round.arm)}`), make("span", { class: "fs-cells" }, ...cells), make("span", { class: "fs-times", title: parts.map(([name, seconds]) => `${name} ${milliseconds(seconds)}`).join(", ") }, ...bars), make("span", { class: "fs-muted" }, milliseconds(round.seconds)));
+  const bars = parts.map(([name, seconds]) => make("i", { class: name, style: `width:${(100 * seconds) / Math.max(round.seconds, 1e-9)}%`, title: `${name} ${duration(seconds)}` }));
+  return make("div", { class: "fs-round", "data-round": round.number }, make("span", { class: "fs-muted" }, `${round.i + 1} · ${armName(round.arm)}`), make("span", { class: "fs-cells" }, ...cells), make("span", { class: "fs-times", title: parts.map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", ") }, ...bars), make("span", { class: "fs-muted" }, duration(round.seconds)));
 }
 
 const shown = () => (state.cursor === null ? state.rounds.length : state.cursor);

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+LONGEST, SHORTEST = 6, 2  # tokens of an n-gram that is looked for
+
 
 class LookupDrafter:
     """Looks for the longest of the last `longest` … `shortest` tokens, most recent occurrence first."""
 
-    def __init__(self, longest: int = 6, shortest: int = 2) -> None:
+    def __init__(self, longest: int = LONGEST, shortest: int = SHORTEST) -> None:
         if not 1 <= shortest <= longest:
             raise ValueError(f"Lookup needs 1 <= shortest <= longest n-gram, not {shortest} and {longest}.")
         self._lengths = range(longest, shortest - 1, -1)

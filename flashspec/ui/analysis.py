@@ -35,7 +35,7 @@ def regret_of(
     for done in trace.rounds:
         paid[at] = text.seconds[played.index(done.arm), at]
         at += len(done.emitted)
-    best = found.fixed[[str(arm) for arm in found.arms].index(str(found.best))]
+    best = found.fixed[found.arms.index(found.best)]
     rule = covering(text, hand_rule_at(text, tuple(arms)))
     # A round pays when it begins; the token that it ends with is the first that stands for certain.
     shown = np.unique(np.linspace(0, text.length - 1, min(POINTS, text.length)).round().astype(int))

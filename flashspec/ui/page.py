@@ -45,7 +45,9 @@ def build(family: str = "embedded") -> gr.Blocks:
         controls, generate, stop = _controls(family)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Live", id="live"):
-                view = _component("live", ["common", "run", "inspector", "charts", "live", "tour"], _recording())
+                view = _component(
+                    "live", ["common", "run", "inspector", "charts", "live", "tour"], _asset("recording.json")
+                )
             with gr.Tab("Race", id="race"):
                 racing = _race(controls)
             with gr.Tab("Labs", id="labs"):
@@ -383,11 +385,6 @@ def _between(low: float, high: float) -> Any:
 
 def _asset(name: str) -> str:
     return (assets() / "page" / name).read_text(encoding="utf-8")
-
-
-def _recording() -> str:
-    """A run to show before the first click, as the live view's first value."""
-    return _asset("recording.json") if (assets() / "page" / "recording.json").exists() else ""
 
 
 def _verifiers() -> list[tuple[str, str]]:

@@ -20,8 +20,7 @@ def main() -> None:
     controls = live.Controls(
         options.prompt, "embedded", live.BANDIT, 3, "block", 0.7, 1.0, options.tokens, options.seed, "torch"
     )
-    for _ in live.messages(controls):
-        pass  # warms caches and threads, which a first visitor should not see
+    list(live.messages(controls))  # the first run on cold caches is not the one to show
     recorded = [json.loads(message) for message in live.messages(controls)]
     path = assets() / "page" / "recording.json"
     path.write_text(json.dumps({"recording": recorded}, separators=(",", ":"), ensure_ascii=False), encoding="utf-8")

@@ -53,6 +53,11 @@ class Settings:
     def request(self, b: int) -> SamplingParams:
         return self.requests[b if len(self.requests) > 1 else 0]
 
+    @property
+    def greedy(self) -> bool:
+        """Whether every request is."""
+        return all(request.temperature == 0 for request in self.requests)
+
     @cached_property
     def temperature(self) -> Tensor:
         return self._column([r.temperature for r in self.requests], torch.float32)

@@ -25,8 +25,7 @@ class ReferenceVerifier:
         self, logits: Tensor, draft: Draft, settings: Settings, rule: str, seed: Tensor, position: Tensor
     ) -> Verdict:
         """The verdict; without grounds where every request is greedy, since then nothing but the largest entries matters."""
-        greedy = all(request.temperature == 0 for request in settings.requests)
-        if greedy and self._formulas is rules.RULES:
+        if settings.greedy and self._formulas is rules.RULES:
             return _greedy(logits, draft, rule)
         return self.explain(logits, draft, settings, rule, seed, position)
 
@@ -43,11 +42,10 @@ class ReferenceVerifier:
         valid = there & (ids >= 0) & (ids < vocabulary)
         q = _dense(draft, torch.where(valid, ids, 0), settings, vocabulary, valid)
         judge = self._formulas[rule]
-        greedy = all(request.temperature == 0 for request in settings.requests)
 
         def noise_at(place: Tensor) -> Tensor:
             """Of the race for the token at `place` [B]: [B, V]; [1, 1] where one entry alone has weight and wins any race."""
-            return p.new_ones(1, 1) if greedy else rng.exponentials(seed, place, vocabulary, rng.RACE)
+            return p.new_ones(1, 1) if settings.greedy else rng.exponentials(seed, place, vocabulary, rng.RACE)
 
         if judge is None:
             noise = [noise_at(position + i) for i in range(gamma + 1)]

@@ -29,7 +29,7 @@ def test_choices_are_the_best_measured_arms() -> None:
 def test_transformers_knows_every_option(arm) -> None:
     from transformers import GenerationConfig
 
-    options = export.settings("transformers", "smollm2-135m", arm, "/tmp/models")
+    options = export.settings("transformers", arm, "/tmp/models")
     options.pop("assistant_model", None)
     unused = GenerationConfig().update(**options)
     assert unused == {}
@@ -38,7 +38,7 @@ def test_transformers_knows_every_option(arm) -> None:
 def test_transformers_really_generates_with_them(embedded_float32) -> None:
     import torch
 
-    options = export.settings("transformers", "embedded", Arm("nano", 2), "/tmp/models")
+    options = export.settings("transformers", Arm("nano", 2), "/tmp/models")
     assert options.pop("assistant_model") == "/tmp/models/nano"
     ids = torch.tensor([embedded_float32.encode("Name two birds.")])
     out = embedded_float32.target.generate(
@@ -49,18 +49,18 @@ def test_transformers_really_generates_with_them(embedded_float32) -> None:
 
 
 def test_documented_options_of_servers() -> None:
-    assert export.settings("vllm", "x", Arm("lookup", 5)) == {
+    assert export.settings("vllm", Arm("lookup", 5)) == {
         "method": "ngram",
         "num_speculative_tokens": 5,
         "prompt_lookup_max": 6,
         "prompt_lookup_min": 2,
     }
-    assert export.settings("vllm", "x", Arm("qwen2.5-0.5b", 4)) == {
+    assert export.settings("vllm", Arm("qwen2.5-0.5b", 4)) == {
         "method": "draft_model",
         "model": "Qwen/Qwen2.5-0.5B-Instruct",
         "num_speculative_tokens": 4,
     }
-    line = export.command("sglang", "qwen2.5-1.5b", export.settings("sglang", "x", Arm("qwen2.5-0.5b", 4)))
+    line = export.command("sglang", "qwen2.5-1.5b", export.settings("sglang", Arm("qwen2.5-0.5b", 4)))
     assert line.startswith(
         "python -m sglang.launch_server --model-path Qwen/Qwen2.5-1.5B-Instruct --speculative-algorithm STANDALONE"
     )
