@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
@@ -19,9 +20,8 @@ def measure_costs(decoder: SpeculativeDecoder, arms: Sequence[Arm], request: Req
 
     The decoder should be one that nothing else uses. The seconds spent are a few dozen rounds.
     """
-    endless = SpeculativeDecoder(
-        decoder.target, decoder.drafters, decoder.tokenizer, (), decoder.device, decoder.verifier
-    )
+    endless = copy.copy(decoder)
+    endless.eos = frozenset()
     prompt = decoder.tokenizer.encode(TEXT)
     single = [arm for arm in arms if not arm.drafter.startswith("lookup-else-")]  # its parts are measured
     played = [arm for arm in single for _ in range(2)]  # the first round of a pair catches up, the second has not to

@@ -114,6 +114,16 @@ def _parser() -> argparse.ArgumentParser:
         "--gguf", metavar="FILE", help="also llama.cpp with this file, where llama-cpp-python is installed"
     )
     decode.set_defaults(run=_bench_decode)
+    batch = kinds.add_parser("batch", help="prompts of different length together, on a GPU, against transformers")
+    _workload_options(batch)
+    batch.add_argument("--rule", default="block", help="token, block or coupled (default block)")
+    batch.add_argument("--gamma", type=int, default=3)
+    batch.set_defaults(run=_bench_batch)
+    shapes = kinds.add_parser(
+        "shapes", help="a round at the shapes of 8B and 70B models: a cost model with random weights"
+    )
+    shapes.add_argument("--out", metavar="FILE", help="add the result to this JSON file")
+    shapes.set_defaults(run=_bench_shapes)
     shown = kinds.add_parser("report", help="table and plot of a saved result")
     shown.add_argument("result", help="JSON of any of these benchmarks")
     shown.add_argument("--readme", metavar="FILE", help="write the table between its marks")
@@ -176,7 +186,7 @@ def _family_options(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--device", default="auto", help="auto, cpu or cuda")
     models.add_argument("--four-bit", action="store_true", help="load the target in 4 bits (bitsandbytes)")
     models.add_argument(
-        "--layout", default="auto", help="weights on a CPU: auto, int8, bfloat16, float32, transformers"
+        "--layout", default="auto", help="auto; on a CPU int8, bfloat16, float32; on a GPU graphs; transformers"
     )
     models.add_argument("--exit-layers", type=int, default=None, help="depth of the early exit (default: a quarter)")
 
@@ -390,6 +400,23 @@ def _bench_decode(options: argparse.Namespace) -> int:
         gguf=options.gguf,
     )
     return _keep("decode", result, options.out)
+
+
+def _bench_batch(options: argparse.Namespace) -> int:
+    from flashspec.bench import batch
+
+    prompts, source = _prompts(options)
+    result = batch.run(
+        _load(options), prompts, temperature=options.temperature, rule=options.rule, tokens=options.max_new_tokens,
+        gamma=options.gamma, source=source,
+    )  # fmt: skip
+    return _keep("batch", result, options.out)
+
+
+def _bench_shapes(options: argparse.Namespace) -> int:
+    from flashspec.bench import shapes
+
+    return _keep("shapes", shapes.run(), options.out)
 
 
 def _prompts(options: argparse.Namespace) -> tuple[dict[str, list[str]], str]:

@@ -20,7 +20,18 @@ from flashspec import rng
 from flashspec.bandits import Context, Policy, outcome_of
 from flashspec.drafters import Drafter, LookupDrafter
 from flashspec.evidence import Scorer
-from flashspec.records import Candidate, Drafted, Estimate, NextKind, NextToken, Round, Seconds, StopReason, Verdict
+from flashspec.records import (
+    Arm,
+    Candidate,
+    Drafted,
+    Estimate,
+    NextKind,
+    NextToken,
+    Round,
+    Seconds,
+    StopReason,
+    Verdict,
+)
 from flashspec.sampling import SamplingParams, adjust, has_usable_rows, warp
 from flashspec.target import LanguageModel
 from flashspec.text import Labels, TextStream
@@ -101,26 +112,23 @@ class SpeculativeDecoder:
             raise ValueError(f"There is no drafter {min(unknown)!r} here; choose among {', '.join(self.drafters)}.")
         committed, text = list(prompt), TextStream(self.tokenizer, request.stop)
         seed = rng.seeds(request.seed, device=self.device)
-        if committed[:-1]:
-            self.target.read(committed[:-1])
+        self._begin(committed, request, policy)
         scorer = Scorer(self.drafters, policy.arms, len(prompt), request) if policy.feedback == "full" else None
         late = 0.0  # seconds of learning from the last round, charged to the next
         for index in count():
-            clock = _Clock(self.device, policy=late)
+            clock = self._clock(policy=late)
             generated = len(committed) - len(prompt)
             position = torch.full_like(seed, len(committed))
             chosen, estimates, proposal = self._choose(policy, committed, explained=request.candidates > 0)
             arm = policy.arms[int(chosen[0])]
-            gamma = min(arm.gamma, budget - generated - 1)
+            room = budget - generated
+            gamma = min(arm.gamma, room - 1)
             clock.lap("policy")
 
-            block = self._draft(arm.drafter, committed, len(prompt), gamma, request, seed, position, clock)
-            outcome = self._verify(block, committed, len(prompt), request, seed, position, clock)
-            emitted, pieces, stop = self._cut(
-                [*block.ids[: outcome.tau], outcome.token], text, budget - generated, request
-            )
+            block, outcome = self._judge(arm, gamma, room, committed, len(prompt), request, seed, position, clock)
+            emitted, pieces, stop = self._cut([*block.ids[: outcome.tau], outcome.token], text, room, request)
             committed += emitted
-            self.target.cut(len(committed) - 1)
+            self._settle(committed)
             tokens = self._describe(block, outcome, len(emitted), pieces, request.candidates)
             clock.lap("other")
             round = Round(
@@ -139,6 +147,31 @@ class SpeculativeDecoder:
             if round.stop:
                 return
 
+    # What a decoder of another kind does in its own way: `flashspec/graphs.py`.
+
+    def _begin(self, committed: list[int], request: Request, policy: Policy) -> None:
+        """Read the prompt but for its last token, which the first round reads."""
+        if committed[:-1]:
+            self.target.read(committed[:-1])
+
+    def _judge(
+        self, arm: Arm, gamma: int, room: int, committed: list[int], prompt: int, request: Request, seed: Tensor, position: Tensor, clock: Clock
+    ) -> tuple[Block, Outcome]:  # fmt: skip
+        """Draft up to `gamma` tokens and verify them. `room`: tokens that may still be emitted."""
+        block = self._draft(arm.drafter, committed, prompt, gamma, request, seed, position, clock)
+        return block, self._verify(block, committed, prompt, request, seed, position, clock)
+
+    def _settle(self, committed: list[int]) -> None:
+        """Forget what was read and not committed."""
+        self.target.cut(len(committed) - 1)
+
+    def _unread(self, name: str, committed: list[int]) -> int:
+        """Tokens that drafter `name` would have to read now."""
+        return self.drafters[name].unread(committed)
+
+    def _clock(self, **laps: float) -> Clock:
+        return Clock(self.device, **laps)
+
     def _choose(
         self, policy: Policy, committed: list[int], explained: bool
     ) -> tuple[Any, dict[str, Estimate] | None, list[int]]:
@@ -151,7 +184,7 @@ class SpeculativeDecoder:
             lookup.catch_up(committed)
             match = lookup.match_length
             proposal = lookup.block(max(arm.gamma for arm in policy.arms))
-        missed = {name: self.drafters[name].unread(committed) for name in {arm.drafter for arm in policy.arms}}
+        missed = {name: self._unread(name, committed) for name in {arm.drafter for arm in policy.arms}}
         unread = [max(missed[arm.drafter] - CONTINUOUS_USE, 0) for arm in policy.arms]
         chosen = policy.select(Context(np.array([match]), np.array([unread])))
         if not explained:
@@ -186,7 +219,7 @@ class SpeculativeDecoder:
         request: Request,
         seed: Tensor,
         position: Tensor,
-        clock: _Clock,
+        clock: Clock,
     ) -> Block:
         """Let drafter `name` fill a block of up to `gamma` tokens; sample them and keep the q of each."""
         params, caught_up = request.sampling, 0
@@ -242,7 +275,7 @@ class SpeculativeDecoder:
         request: Request,
         seed: Tensor,
         position: Tensor,
-        clock: _Clock,
+        clock: Clock,
     ) -> Outcome:
         """One target forward and one judgement, of which the host reads the tokens, tau and status at once."""
         raw = self.target.read([*committed, *block.ids], keep=len(block.ids) + 1)  # [1, γ+1, V]
@@ -342,7 +375,7 @@ def _one_hot(token: int, vocabulary: int, device: torch.device) -> Tensor:
     return row
 
 
-class _Clock:
+class Clock:
     """Splits the time of a round. On a GPU it waits for the device at each lap, so that work is charged where it was done."""
 
     def __init__(self, device: torch.device, **laps: float) -> None:
@@ -355,6 +388,16 @@ class _Clock:
         passed, self._last = now - self._last, now
         self._laps[name] = self._laps.get(name, 0.0) + passed
         return passed
+
+    def split(self, catch_up: float, draft: float, target: float, verify: float) -> None:
+        """Divide the time since the last lap as the device's own clock says. What it does not account for is “other”."""
+        now = self._now()
+        passed, self._last = now - self._last, now
+        device = {"catch_up": catch_up, "draft": draft, "target": target, "verify": verify}
+        share = min(1.0, passed / max(sum(device.values()), 1e-12))  # less where the host did other work meanwhile
+        for name, seconds in device.items():
+            self._laps[name] = self._laps.get(name, 0.0) + seconds * share
+        self._laps["other"] = self._laps.get("other", 0.0) + passed - share * sum(device.values())
 
     def seconds(self) -> Seconds:
         return Seconds(**self._laps)

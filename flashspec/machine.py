@@ -11,13 +11,16 @@ import transformers
 
 def describe(model: Any, layout: str = "transformers") -> dict[str, str]:
     """Device, threads and versions, as words."""
+    dtype = str(model.dtype).removeprefix("torch.")
     cuda = model.device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(model.device)
         if cuda
         else f"{_processor()}, {torch.get_num_threads()} threads",
-        "dtype": str(model.dtype).removeprefix("torch.")
+        "dtype": dtype
         if layout == "transformers"
+        else f"{dtype}, CUDA graphs"
+        if layout == "graphs"
         else f"{layout} weights, lean forward",
         "python": platform.python_version(),
         "torch": str(torch.__version__),

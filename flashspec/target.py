@@ -77,20 +77,24 @@ class Remembering(ABC):
 
     def held(self, tokens: Sequence[int]) -> int:
         """How many leading tokens of `tokens` are in the cache."""
-        known, wanted = self.tokens, list(tokens)
-        low, high = 0, min(len(known), len(wanted))
-        if known[:high] == wanted[:high]:  # nearly always
-            return high
-        while low < high:  # bisection: comparing slices runs in C
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if known[:middle] == wanted[:middle] else (low, middle - 1)
-        return low
+        return common(self.tokens, list(tokens))
 
     def cut(self, length: int) -> None:
         """Forget the tokens from `length` on."""
         if length < len(self.tokens) or length == 0:
             self._crop(length)
             del self.tokens[length:]
+
+
+def common(known: list[int], wanted: list[int]) -> int:
+    """Length of the longest common prefix."""
+    low, high = 0, min(len(known), len(wanted))
+    if known[:high] == wanted[:high]:  # nearly always
+        return high
+    while low < high:  # bisection: comparing slices runs in C
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if known[:middle] == wanted[:middle] else (low, middle - 1)
+    return low
 
 
 class CachedModel(Remembering):

@@ -319,7 +319,7 @@ def surplus(
 
 @triton.jit
 def race(
-    target, draft, V, first, step, seed, position, target_scale, draft_scale, target_lse, draft_lse, prefix,
+    target, draft, V, first, step, seed, position, purpose, target_scale, draft_scale, target_lse, draft_lse, prefix,
     target_threshold, draft_threshold, rejected, raw, greedy, TILES: tl.constexpr, DRAFT: tl.constexpr, TRUNCATE: tl.constexpr,
 ):  # fmt: skip
     """This program's share (tiles first, first + step, …) of a race over one row -> packed winner.
@@ -337,7 +337,7 @@ def race(
     draft_end = tl.where(raw, 0, V)  # no draft stands under a bonus
     count = (V + 1024 * TILES - 1) // (1024 * TILES)
     for tile in range(first, count, step):
-        w0, w1, w2, w3 = tl.philox(seed, tile * WIDTH + lane, zero + RACE, position_low, position_high)
+        w0, w1, w2, w3 = tl.philox(seed, tile * WIDTH + lane, zero + purpose, position_low, position_high)
         base = (tile * TILES + lane // 256) * 1024 + lane % 256
         for k in tl.static_range(4):
             token = base + k * 256
@@ -530,7 +530,7 @@ def verify_kernel(
             target_threshold = tl.load(target_threshold_ptr + b * (G + 1) + tau)
             draft_threshold = tl.load(draft_threshold_ptr + b * G + row)
         packed = race(
-            target_b + tau.to(tl.int64) * target_row, draft_b + row.to(tl.int64) * draft_row, V, j, P, seed, position + tau, target_scale,
+            target_b + tau.to(tl.int64) * target_row, draft_b + row.to(tl.int64) * draft_row, V, j, P, seed, position + tau, RACE, target_scale,
             draft_scale, at(target_lse, tau, test), at(draft_lse, tau, test), kept, target_threshold, draft_threshold,
             tl.max(tl.where(test == row, ids, -1), axis=0), raw, greedy, TILES, DRAFT, TRUNCATE,
         )  # fmt: skip
@@ -595,7 +595,7 @@ def choose_kernel(
             threshold = tl.load(target_threshold_ptr + b * R + r)
         row = target_ptr + b * target_batch + r.to(tl.int64) * target_row
         packed = race(
-            row, row, V, s, S, tl.load(seed_ptr + b), tl.load(position_ptr + b) + r, scale, scale, 0.0, 0.0, 1.0, threshold, threshold,
+            row, row, V, s, S, tl.load(seed_ptr + b), tl.load(position_ptr + b) + r, RACE, scale, scale, 0.0, 0.0, 1.0, threshold, threshold,
             -1, greedy == greedy, greedy, TILES, ONE_HOT, TRUNCATE,
         )  # fmt: skip
         tl.store(key_ptr + (b * R + r) * S + s, packed)

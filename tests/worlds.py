@@ -21,10 +21,11 @@ def llama(
 ) -> LlamaForCausalLM:
     """A random Llama whose logits are spread enough for its choices to matter."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=context, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0, **more,
-    )  # fmt: skip
+    shape = {
+        "vocab_size": vocabulary, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": layers, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": context, "tie_word_embeddings": False, "bos_token_id": 0, "eos_token_id": 0,
+    }  # fmt: skip
+    config = LlamaConfig(**(shape | more))
     model = LlamaForCausalLM(config).eval().requires_grad_(False)
     model.lm_head.weight.mul_(sharp)
     return model

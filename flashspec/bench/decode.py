@@ -115,17 +115,26 @@ def run(
 
 def _contestants(family: Family, request: Request, gguf: str | None) -> dict[str, Contestant]:
     decoder, arms = family.decoder(), family.arms()
+    _wait_for_kernels(decoder, arms, request)
     costs = measure_costs(decoder, arms, request)
     assistant = list(family.models)[-1]
     found: dict[str, Contestant] = {REFERENCE: _transformers(family, request, None)}
     found[f"transformers assisted by {assistant}"] = _transformers(family, request, assistant)
     found[PLAIN] = _ours(decoder, request, Fixed(Arm("plain", 0)))
-    for arm in (Arm("lookup", 3), Arm(assistant, 2), Arm(f"lookup-else-{assistant}", 3)):
+    few = (Arm("lookup", 3), Arm(assistant, 2), Arm(f"lookup-else-{assistant}", 3))
+    for arm in arms[1:] if family.pool else few:  # a GPU has the time for all of them
         found[f"FlashSpec {arm}"] = _ours(decoder, request, Fixed(arm))
     found["FlashSpec bandit"] = _ours(decoder, request, bandits.policy(bandits.DEFAULT, arms, costs))
     if gguf:
         found["llama.cpp plain"] = _llama(gguf, request)
     return found
+
+
+def _wait_for_kernels(decoder: SpeculativeDecoder, arms: Sequence[Arm], request: Request) -> None:
+    """Let a GPU's kernels be compiled for all arms, so that costs are measured on them and not on what runs meanwhile."""
+    pool = getattr(decoder, "pool", None)
+    while pool and not pool.problem and not pool.is_ready(request, arms, decoder.drafters):
+        time.sleep(0.1)
 
 
 def _ours(decoder: SpeculativeDecoder, request: Request, policy: Policy) -> Contestant:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,7 +19,10 @@ from flashspec.models.lean import LeanLlama, LeanModel
 from flashspec.models.pull import SMOLLM2_135M, Mirror, cache_folder, pull
 from flashspec.records import Arm
 from flashspec.target import CachedModel, LanguageModel, probe
-from flashspec.verifiers import load_verifier
+from flashspec.verifiers import load_verifier, reason_without_triton
+
+if TYPE_CHECKING:
+    from flashspec.graphs import Pool
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ HUB_IDS = {
     "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
 }
+GRAPHS = "graphs"
+LAYOUTS = ("auto", "transformers", GRAPHS, *lean.LAYOUTS)
 MIRRORS: dict[str, Mirror] = {"smollm2-135m": SMOLLM2_135M}
 
 
@@ -91,11 +96,14 @@ class Family:
     models: Mapping[str, Any]  # model drafters by name
     eos: frozenset[int]
     exit_layers: int
-    lean: Mapping[str, LeanLlama]  # by name, where our own forward runs instead of transformers'
+    lean: Mapping[str, LeanLlama]  # by name, where our own forward runs on a CPU instead of transformers'
+    pool: Pool | None = None  # where our own forward runs on a GPU
 
     @property
     def layout(self) -> str:
-        """How the target's weights lie: "int8", "bfloat16" or "float32" of the lean forward, or "transformers"."""
+        """How the target runs: "int8", "bfloat16" or "float32" weights of the lean forward, "graphs" on a GPU, or "transformers"."""
+        if self.pool:
+            return "graphs"
         return self.lean[self.target_name].layout if self.lean else "transformers"
 
     @property
@@ -116,6 +124,10 @@ class Family:
         target, *models = self.cached()
         judge = load_verifier(verifier, str(self.target.device))
         named = drafters(models, target.vocabulary)
+        if self.pool:
+            from flashspec.graphs import GraphDecoder
+
+            return GraphDecoder(target, named, self.tokenizer, self.eos, self.pool, judge)
         return SpeculativeDecoder(target, named, self.tokenizer, self.eos, self.target.device, judge)
 
     def arm(self, drafter: str, gamma: int) -> Arm:
@@ -127,12 +139,12 @@ class Family:
     def arms(self) -> tuple[Arm, ...]:
         """The arms that a policy chooses among: each wins somewhere, and none is there twice."""
         models = list(self.models)
+        # On a GPU a longer block costs the target nothing more, so longer ones are worth trying.
+        lengths, usual, most = ((2, 3, 5), 3, 5) if self.pool else ((1, 2, 3), 2, 3)
         arms = [Arm("plain", 0), Arm("lookup", 3), Arm("lookup", 8)]
-        arms += [Arm(name, 2) for name in models[:-1]]
-        arms += [
-            Arm(name, gamma) for name in models[-1:] for gamma in (1, 2, 3)
-        ]  # the cheapest, tried at every useful length
-        return (*arms, *(Arm(f"lookup-else-{name}", gamma) for name in models[-1:] for gamma in (2, 3)))
+        arms += [Arm(name, usual) for name in models[:-1]]
+        arms += [Arm(name, gamma) for name in models[-1:] for gamma in lengths]  # the cheapest, at every useful length
+        return (*arms, *(Arm(f"lookup-else-{name}", gamma) for name in models[-1:] for gamma in (usual, most)))
 
     def cached(self) -> list[LanguageModel]:
         """The target, its model drafters and its early exit, each with an empty cache."""
@@ -171,7 +183,7 @@ def load_family(
     """Load family `name`, or any `target` with `drafters` (embedded names, hub ids, local folders).
 
     device: "auto", "cpu" or "cuda". four_bit: NF4 weights through bitsandbytes for the target. layout: on a CPU, how the weights of
-    Llama-form models lie ("int8", "bfloat16", "float32"; "auto": the fastest here), or "transformers" for its own forward.
+    Llama-form models lie ("int8", "bfloat16", "float32"; "auto": the fastest here); on a GPU "graphs"; "transformers" for its own forward.
     Raises ValueError with a sentence where a model or layout is not to be had, tokenizers differ, or a model cannot be cut back.
     """
     if target is None:
@@ -197,14 +209,38 @@ def load_family(
         models[Path(drafter).name if Path(drafter).exists() else drafter] = model
     depth = module.config.get_text_config().num_hidden_layers
     eos = _eos(tokenizer, module)
-    leans = _lean({target: module, **models}, layout)
-    return Family(name, tokenizer, module, target, models, eos, exit_layers or max(1, depth // 4), leans)
+    exit_layers = exit_layers or max(1, depth // 4)
+    pool = _graphs({target: module, **models}, exit_layers, layout)
+    leans = {} if pool else _lean({target: module, **models}, layout)
+    return Family(name, tokenizer, module, target, models, eos, exit_layers, leans, pool)
+
+
+def _graphs(models: Mapping[str, Any], exit_layers: int, layout: str) -> Pool | None:
+    """All models of a family laid out for CUDA graphs, or nothing. Raises ValueError where they are asked for and cannot be had."""
+    if layout not in ("auto", GRAPHS) or (layout == "auto" and next(iter(models.values())).device.type != "cuda"):
+        return None
+    problem = reason_without_triton()
+    if problem is None:
+        from flashspec.graphs import Pool
+        from flashspec.models.fused import FusedLlama, suits
+
+        vocabularies = {model.get_output_embeddings().weight.shape[0] for model in models.values()}
+        if len(vocabularies) == 1 and all(suits(model) for model in models.values()):
+            fused = {name: FusedLlama.of(model) for name, model in models.items()}
+            fused["early-exit"] = next(iter(fused.values())).first(exit_layers)
+            return Pool(fused, next(iter(models.values())).device)
+        problem = (
+            "The layout graphs is for plain Llama-form models with one vocabulary on a GPU; use --layout transformers."
+        )
+    if layout == GRAPHS:
+        raise ValueError(problem)
+    return None
 
 
 def _lean(models: Mapping[str, Any], layout: str) -> dict[str, LeanLlama]:
     """All models of a family laid out for our own forward, or none. Raises ValueError where a wanted layout cannot be had."""
-    if layout not in ("auto", "transformers", *lean.LAYOUTS):
-        raise ValueError(f"There is no layout {layout!r}; choose auto, transformers, {', '.join(lean.LAYOUTS)}.")
+    if layout not in LAYOUTS:
+        raise ValueError(f"There is no layout {layout!r}; choose one of {', '.join(LAYOUTS)}.")
     fits = all(lean.suits(model) for model in models.values())
     if layout == "transformers" or (layout == "auto" and not fits):
         return {}

@@ -120,12 +120,13 @@ class LeanModel(Remembering):
 
 
 def suits(model: Any) -> bool:
-    """Whether `model` has exactly the form that the lean forward computes: plain Llama, no bias, one kind of RoPE, on the CPU."""
-    if (
-        type(model).__name__ != "LlamaForCausalLM"
-        or model.device.type != "cpu"
-        or getattr(model, "is_quantized", False)
-    ):
+    """Whether `model` has exactly the form that the lean forward computes, on the CPU."""
+    return model.device.type == "cpu" and plain_llama(model)
+
+
+def plain_llama(model: Any) -> bool:
+    """Whether `model` is a plain Llama: no bias, no quantised modules, one kind of RoPE."""
+    if type(model).__name__ != "LlamaForCausalLM" or getattr(model, "is_quantized", False):
         return False
     config = model.config
     rope = getattr(config, "rope_parameters", None) or {}
@@ -158,7 +159,7 @@ def _time(products: list[Product], inputs: list[tuple[Tensor, Tensor]]) -> float
 
 def _layer(layer: Any, heads: int, groups: int, width: int, product: Callable[[Tensor], Product]) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
-    q, k = (_interleave(w.weight, n, width) for w, n in ((attention.q_proj, heads), (attention.k_proj, groups)))
+    q, k = (interleave(w.weight, n, width) for w, n in ((attention.q_proj, heads), (attention.k_proj, groups)))
     return Layer(
         product(torch.cat((q, k, attention.v_proj.weight))),
         product(attention.o_proj.weight),
@@ -169,7 +170,7 @@ def _layer(layer: Any, heads: int, groups: int, width: int, product: Callable[[T
     )
 
 
-def _interleave(weight: Tensor, heads: int, width: int) -> Tensor:
+def interleave(weight: Tensor, heads: int, width: int) -> Tensor:
     """Rows reordered so that the two halves which RoPE turns together lie side by side, as complex numbers do: [h·w, d]."""
     return weight.view(heads, 2, width // 2, -1).transpose(1, 2).reshape(heads * width, -1)
 

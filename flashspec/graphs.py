@@ -1,0 +1,477 @@
+"""The engine on a GPU: a round is three CUDA graphs (draft, target, verify) on texts and caches that stay on the device.
+
+Positions, accepted counts, seeds and caches live in device memory, so a graph serves every length of text. The host reads a finished
+round once, and where nothing depends on it (one arm, no lookup, nothing to explain) the next round is under way before it looks. Graphs
+are captured when a shape is first met; until the kernels are compiled, rounds run through PyTorch, so the first token never waits for a
+compiler. What the graphs do not serve (penalties, biases, early stop) runs through PyTorch as well.
+
+Without a GPU the same code calls the kernels in Triton's interpreter, for tests.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashspec import rng
+from flashspec.bandits import Policy
+from flashspec.drafters import Drafter, LookupDrafter, LookupElseDrafter, ModelDrafter, PlainDrafter
+from flashspec.engine import CONTINUOUS_USE, Block, Clock, Outcome, Request, SpeculativeDecoder
+from flashspec.models.fused import PREFILL, Draw, FusedLlama, FusedModel, Text, commit
+from flashspec.records import Arm, Round
+from flashspec.target import LanguageModel, common
+from flashspec.text import TextStream
+from flashspec.verifiers.base import UNUSABLE_ROW, Draft, Settings, Verifier
+from flashspec.verifiers.reference import ReferenceVerifier
+from flashspec.verifiers.triton import TritonVerifier
+
+CAPACITY = 2048  # tokens of a cache at first; a longer text gets a larger one
+CATCH_UP = 16  # rows that are read at once of a short gap
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A round under way: where its result will be on the host, and marks of the device's time around its four parts."""
+
+    result: Tensor  # [B, 2γ+3] int64: drafted ids, tokens, tau, status
+    marks: Sequence[Any]
+
+
+class Board:
+    """B requests on one device: texts, caches, graphs. Belongs to one run at a time."""
+
+    def __init__(
+        self,
+        fused: Mapping[str, FusedLlama],
+        verifier: Verifier,
+        batch: int,
+        capacity: int,
+        device: torch.device,
+        captures: bool = True,
+    ) -> None:
+        self.target, self.capacity, self.device, self.verifier = next(iter(fused)), capacity, device, verifier
+        self.text = Text.empty(batch, capacity, device)
+        self.models = {name: FusedModel(weights, self.text) for name, weights in fused.items()}
+        self.seed = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.active = torch.ones(batch, dtype=torch.int32, device=device)
+        self.known: list[list[int]] = [[] for _ in range(batch)]  # the committed texts
+        self.held = {name: [0] * batch for name in fused}  # leading positions of them at which a model's cache is right
+        self.rule = "token"
+        self.settings = Settings.of(Request().sampling, batch, device)
+        self._captures = captures and device.type == "cuda"
+        self._vocabulary = fused[self.target].vocabulary
+        self._nothing = torch.zeros(batch, 0, dtype=torch.int64, device=device)
+        self._draw = Draw(batch, self._vocabulary, device)
+        self._kept: dict[tuple, Any] = {}  # tensors by name and γ
+        self._settings: dict[tuple, Settings] = {}
+        self._graphs: dict[tuple, Callable[[], None]] = {}
+        self._turn = 0
+
+    def prepare(self, texts: Sequence[list[int]], requests: Sequence[Request]) -> None:
+        """Begin new texts: what the caches hold of them already is not read again."""
+        for row, (known, new) in enumerate(zip(self.known, texts, strict=True)):
+            kept = common(known, new)
+            for held in self.held.values():
+                held[row] = min(held[row], kept)
+            self.text.ids[row, : len(new)].copy_(torch.tensor(new))
+        self.known = [list(ids) for ids in texts]
+        self.text.length.copy_(torch.tensor([len(ids) for ids in texts]))
+        self.seed.copy_(torch.cat([rng.seeds(request.seed) for request in requests]))
+        self.active.fill_(1)
+        fresh = Settings.of([request.sampling for request in requests], len(requests), self.device)
+        self.settings = self._settings.setdefault(fresh.cuts, fresh)
+        for column in ("temperature", "top_k", "top_p", "min_p"):  # the graphs read these very tensors
+            getattr(self.settings, column).copy_(getattr(fresh, column))
+        self.rule = requests[0].rule
+        self.read(self.target, 1)
+
+    def read(self, name: str, but: int) -> int:
+        """Bring a model's caches to all of the texts but their last `but` tokens; returns how many were missing at most."""
+        held = self.held[name]
+        missing = max(len(known) - but - have for known, have in zip(self.known, held, strict=True))
+        if missing > 0:
+            rows = CATCH_UP if missing <= CATCH_UP else PREFILL
+            self.text.reading.copy_(torch.tensor(held))
+            for _ in range(-(-missing // rows)):
+                self._run(("read", name, rows), lambda: self._read(name, rows))
+            self.held[name] = [max(len(known) - but, 0) for known in self.known]
+        return max(missing, 0)
+
+    def launch(
+        self, name: str | None, ids: Sequence[int], gamma: int, lengths: Sequence[int] | None = None, catch_up: bool = True
+    ) -> tuple[Flight, int]:  # fmt: skip
+        """Start a round and wait for nothing: drafter model `name`, or the given `ids` for one request, or neither (γ = 0).
+
+        lengths [B]: how many of the γ tokens count in each request, all of them where None; shorter blocks then need no graphs of their
+        own. Returns how many tokens the model had to catch up with as well.
+        """
+        marks, missed = [self._mark()], 0
+        if name is not None and catch_up:
+            missed = self.read(name, CONTINUOUS_USE)
+        marks.append(self._mark())
+        if name is not None:
+            drafting = ("draft", name, gamma, self.rule == "coupled", self.settings.cuts)
+            self._run(drafting, lambda: self._draft(name, gamma))
+        elif gamma:
+            self._drafted(gamma).copy_(torch.tensor([[*ids, *[0] * (gamma - len(ids))]]))
+        if lengths is not None:
+            self._lengths(gamma).copy_(torch.tensor(lengths))
+        marks.append(self._mark())
+        self._run(("target", gamma), lambda: self._read_block(gamma))
+        marks.append(self._mark())
+        soft, ragged = name is not None, lengths is not None
+        if isinstance(self.verifier, TritonVerifier):
+            key = ("verify", gamma, soft, ragged, self.rule, self.settings.cuts)
+            self._run(key, lambda: self._verify(gamma, soft, ragged))
+        else:
+            self._verify(gamma, soft, ragged)
+        self._turn += 1
+        result = self._host_results(gamma)[self._turn % 2]
+        result.copy_(self._result(gamma), non_blocking=True)
+        marks.append(self._mark())
+        return Flight(result, marks), missed
+
+    def land(self, flight: Flight) -> tuple[list[list[int]], list[float]]:
+        """Wait for a round: its result, and the device's seconds for catching up, draft, target and verification."""
+        marks = flight.marks
+        pairs = list(pairwise(marks))
+        if self.device.type != "cuda":
+            return flight.result.tolist(), [after - before for before, after in pairs]
+        marks[-1].synchronize()
+        return flight.result.tolist(), [before.elapsed_time(after) / 1000 for before, after in pairs]
+
+    def grow(self, name: str | None, gamma: int, tau: Sequence[int], emitted: Sequence[list[int]]) -> None:
+        """A round was committed, in which model `name` drafted γ tokens: note what the caches hold now."""
+        for row, (known, t, some) in enumerate(zip(self.known, tau, emitted, strict=True)):
+            if name is not None:
+                self.held[name][row] = len(known) + min(t, gamma - 1)
+            known += some
+            self.held[self.target][row] = len(known) - 1
+
+    def logits(self, gamma: int) -> Tensor:
+        """The target's, as the last round left them: [B, γ+1, V]."""
+        return self._keep("logits", gamma, lambda: torch.empty(self._shape(gamma + 1), device=self.device))
+
+    def draft(self, gamma: int, soft: bool) -> Draft:
+        """What the last round drafted."""
+        return Draft(self._drafted(gamma), logits=self._draft_logits(gamma) if soft else None)
+
+    def _read(self, name: str, rows: int) -> None:
+        self.models[name].forward(rows, 0, self._nothing, start=self.text.reading)
+        self.text.reading.add_(rows)
+
+    def _draft(self, name: str, gamma: int) -> None:
+        """γ tokens from one model. The first step reads two: the last accepted one may be new to it, and the last emitted one is."""
+        model, drafted, logits = self.models[name], self._drafted(gamma), self._draft_logits(gamma)
+        for i in range(gamma):
+            rows, shift = (CONTINUOUS_USE, -CONTINUOUS_USE) if i == 0 else (1, i - 1)
+            model.forward(rows, shift, drafted, out=logits[:, i : i + 1])
+            # Coupled: the noise with which the target will choose at that position.
+            purpose, offset = (rng.RACE, i) if self.rule == "coupled" else (rng.DRAFT + 256 * i, 0)
+            self._draw(logits[:, i], self.settings, self.seed, self.text.length, drafted, i, offset, purpose)
+
+    def _read_block(self, gamma: int) -> None:
+        self.models[self.target].forward(gamma + 1, -1, self._drafted(gamma), out=self.logits(gamma))
+
+    def _verify(self, gamma: int, soft: bool, ragged: bool) -> None:
+        draft = replace(self.draft(gamma, soft), num_draft=self._lengths(gamma) if ragged else None)
+        verdict = self.verifier.verify(self.logits(gamma), draft, self.settings, self.rule, self.seed, self.text.length)
+        commit(draft.ids, verdict, self.active, self.text, self._result(gamma))
+
+    def _shape(self, rows: int) -> tuple[int, int, int]:
+        return len(self.seed), rows, self._vocabulary
+
+    def _drafted(self, gamma: int) -> Tensor:
+        return self._keep("drafted", gamma, lambda: self._nothing.new_zeros(len(self.seed), gamma))
+
+    def _draft_logits(self, gamma: int) -> Tensor:
+        return self._keep("draft logits", gamma, lambda: torch.empty(self._shape(gamma), device=self.device))
+
+    def _lengths(self, gamma: int) -> Tensor:
+        return self._keep("lengths", gamma, lambda: torch.full_like(self.active, gamma))
+
+    def _result(self, gamma: int) -> Tensor:
+        return self._keep("result", gamma, lambda: self._nothing.new_zeros(len(self.seed), 2 * gamma + 3))
+
+    def _host_results(self, gamma: int) -> list[Tensor]:
+        """Two places that take turns: one may be read while the next round fills the other."""
+        pin, like = self.device.type == "cuda", self._result(gamma)
+        make = lambda: [torch.zeros(like.shape, dtype=like.dtype, pin_memory=pin) for _ in range(2)]  # noqa: E731
+        return self._keep("host results", gamma, make)
+
+    def _keep(self, what: str, gamma: int, make: Callable[[], Any]) -> Any:
+        key = (what, gamma)
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def _run(self, key: tuple, work: Callable[[], None]) -> None:
+        """Do `work`, as a CUDA graph that is captured the first time."""
+        if not self._captures:
+            work()
+            return
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(work)
+        self._graphs[key]()
+
+    def _capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        before = [tensor.clone() for tensor in (self.text.length, self.text.reading)]
+        work()  # compiles and makes workspaces, which a capture must not
+        for tensor, value in zip((self.text.length, self.text.reading), before, strict=True):
+            tensor.copy_(value)
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            work()
+        return graph.replay
+
+    def _mark(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+class Pool:
+    """What the decoders of a family share: weights, boards that no run uses, and which kernels are compiled."""
+
+    def __init__(self, fused: Mapping[str, FusedLlama], device: torch.device) -> None:
+        self.fused, self.device = fused, device
+        self.problem: str | None = None  # why the kernels cannot be compiled here
+        self._spare: list[Board] = []
+        self._compiled: dict[tuple, threading.Event] = {}
+
+    def take(self, verifier: Verifier, batch: int, tokens: int) -> Board:
+        """A board for `batch` texts of up to `tokens` tokens, with empty or earlier caches."""
+        capacity = -(-max(tokens + PREFILL, CAPACITY) // 256) * 256
+        for board in self._spare:
+            fits = len(board.seed) == batch and board.capacity >= capacity
+            if fits and type(board.verifier) is type(verifier):
+                self._spare.remove(board)
+                return board
+        self._spare = [board for board in self._spare if len(board.seed) != batch]  # too small: make room
+        return Board(self.fused, verifier, batch, capacity, self.device)
+
+    def give_back(self, board: Board) -> None:
+        self._spare.append(board)
+
+    def is_ready(self, request: Request, arms: Sequence[Arm], drafters: Mapping[str, Drafter]) -> bool:
+        """Whether the kernels for such a run are compiled. Where not, they are now being compiled beside the run."""
+        if self.device.type != "cuda":
+            return True
+        cuts = Settings.of(request.sampling, 1, "cpu").cuts
+        key = (request.rule, cuts, tuple(arms))
+        if key not in self._compiled:
+            self._compiled[key] = threading.Event()
+            work = threading.Thread(
+                target=self._compile, args=(self._compiled[key], request, arms, drafters), daemon=True
+            )
+            work.start()
+        return self._compiled[key].is_set()
+
+    def _compile(
+        self, done: threading.Event, request: Request, arms: Sequence[Arm], drafters: Mapping[str, Drafter]
+    ) -> None:
+        """Call every kernel of such a run once, on a small board of its own."""
+        try:
+            board = Board(self.fused, TritonVerifier(), 1, 256, self.device, captures=False)
+            board.prepare([[0] * (PREFILL + CATCH_UP)], [replace(request, seed=0)])
+            board.read(board.target, 1)
+            for arm in [Arm("plain", 0), *arms]:
+                for source in parts(drafters[arm.drafter]):
+                    name = source.model.name if isinstance(source, ModelDrafter) else None
+                    board.prepare([[0] * (CATCH_UP + 2)], [request])
+                    board.land(board.launch(name, [0] * arm.gamma, arm.gamma)[0])
+            torch.cuda.synchronize(self.device)
+        except Exception as error:  # whatever a compiler may throw: PyTorch goes on
+            self.problem = f"The kernels cannot be compiled here ({type(error).__name__}: {error}), so PyTorch decodes."
+        else:
+            done.set()
+
+
+class GraphDecoder(SpeculativeDecoder):
+    """A `SpeculativeDecoder` whose rounds run as CUDA graphs. Exact like it; model drafters draw by a race instead of one uniform."""
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        drafters: Mapping[str, Drafter],
+        tokenizer: Any,
+        eos: Iterable[int],
+        pool: Pool,
+        verifier: Verifier,
+    ) -> None:
+        super().__init__(target, drafters, tokenizer, eos, pool.device, verifier)
+        self.pool = pool
+        self._run = _Run(False, False, ())
+
+    def rounds(self, prompt: Sequence[int], request: Request, policy: Policy) -> Iterator[Round]:
+        try:
+            yield from super().rounds(prompt, request, policy)
+        finally:
+            if self._run.board is not None:
+                self.pool.give_back(self._run.board)
+            self._run = _Run(False, False, ())
+
+    def batch(
+        self, prompts: Sequence[Sequence[int]], requests: Sequence[Request], drafter: str, gammas: Sequence[int]
+    ) -> Iterator[tuple[int, Round]]:
+        """Decode prompts of any lengths together, each with its own settings, γ, acceptance and end: (row, Round) as they come.
+
+        One drafter serves all, plain or a model; the seconds of a Round are those of the whole batch. Raises ValueError with a sentence
+        where the requests cannot run together.
+        """
+        source = self.drafters.get(drafter)
+        if not isinstance(source, PlainDrafter | ModelDrafter):
+            raise ValueError(f"A batch drafts with a model or plain, not with {drafter!r}.")
+        if len({request.rule for request in requests}) != 1 or any(not _is_served(request) for request in requests):
+            raise ValueError("Requests of a batch share one rule and use no penalties, biases or early stop.")
+        budgets = [self._budget(prompt, request) for prompt, request in zip(prompts, requests, strict=True)]
+        texts, streams = [list(prompt) for prompt in prompts], [TextStream(self.tokenizer, r.stop) for r in requests]
+        name, gamma = (source.model.name, max(gammas)) if isinstance(source, ModelDrafter) else (None, 0)
+        board = self.pool.take(self.verifier, len(texts), max(map(len, texts)) + max(budgets) + gamma)
+        board.prepare(texts, requests)
+        running = dict.fromkeys(range(len(texts)))
+        for index in count():
+            clock = Clock(torch.device("cpu"))
+            rooms = [end - len(text) + len(prompt) for end, text, prompt in zip(budgets, texts, prompts, strict=True)]
+            lengths = [max(min(most, room - 1, gamma), 0) for most, room in zip(gammas, rooms, strict=True)]
+            flight, missed = board.launch(name, [], gamma, lengths)
+            results, seconds = board.land(flight)
+            clock.split(*seconds)
+            taus = [result[-2] for result in results]
+            emissions = [
+                result[gamma : gamma + tau + 1] if row in running else []
+                for row, (result, tau) in enumerate(zip(results, taus, strict=True))
+            ]
+            board.grow(name, gamma, taus, emissions)
+            for row in list(running):
+                if results[row][-1] & UNUSABLE_ROW:
+                    raise ValueError(f"{self.target.name} gave logits that are not finite; load it in float32.")
+                block = Block(results[row][: lengths[row]], None, missed)
+                emitted, pieces, stop = self._cut(emissions[row], streams[row], rooms[row], requests[row])
+                outcome = Outcome(taus[row], results[row][gamma + taus[row]], None, board.logits(gamma)[row])
+                tokens = self._describe(block, outcome, len(emitted), pieces, 0)
+                round = Round(
+                    index, len(texts[row]), Arm(drafter, gammas[row] if name else 0), lengths[row], requests[row].rule, self.verifier.name,
+                    *tokens,
+                    tau=min(taus[row], len(emitted)), caught_up=missed, seconds=clock.seconds(),
+                    stop="context" if stop == "length" and budgets[row] < requests[row].max_new_tokens else stop, estimates=None,
+                )  # fmt: skip
+                texts[row] += emitted
+                if stop:
+                    del running[row]
+                yield row, round
+            if not running:
+                break
+            board.active.copy_(torch.tensor([row in running for row in range(len(texts))]))
+        self.pool.give_back(board)
+
+    def _begin(self, committed: list[int], request: Request, policy: Policy) -> None:
+        drafters = [self.drafters[arm.drafter] for arm in policy.arms]
+        steady = len(drafters) == 1 and isinstance(drafters[0], PlainDrafter | ModelDrafter)
+        self._run = _Run(
+            _is_served(request), steady and not request.candidates and policy.feedback != "full", policy.arms
+        )
+        if not self._has_board(committed, request):
+            super()._begin(committed, request, policy)
+
+    def _has_board(self, committed: list[int], request: Request) -> bool:
+        """Whether the run is on a board; it moves to one as soon as the kernels are compiled."""
+        run = self._run
+        if run.board is None and run.served and self.pool.is_ready(request, run.arms, self.drafters):
+            longest = min(len(committed) + request.max_new_tokens, self.target.context_length)
+            run.board = self.pool.take(self.verifier, 1, longest)
+            run.board.prepare([committed], [request])
+        return run.board is not None
+
+    def _judge(
+        self, arm: Arm, gamma: int, room: int, committed: list[int], prompt: int, request: Request, seed: Tensor, position: Tensor, clock: Clock
+    ) -> tuple[Block, Outcome]:  # fmt: skip
+        if not self._has_board(committed, request):
+            return super()._judge(arm, gamma, room, committed, prompt, request, seed, position, clock)
+        run, board = self._run, self._run.board
+        assert board is not None
+        model, ids = self._source(arm.drafter, gamma, committed)
+        count = gamma if model is not None else len(ids)  # of drafted tokens
+        full = arm.gamma if count else 0
+        flight, missed = (
+            (run.ahead, 0) if run.ahead is not None else board.launch(model, ids, full, _unless([count], [full]))
+        )
+        run.ahead = None
+        if run.steady and room >= 2 * (full + 1):  # whatever is accepted now, the next round is a whole one
+            run.ahead, _ = board.launch(model, ids, full, catch_up=False)
+        [result], seconds = board.land(flight)
+        clock.split(*seconds)
+        drafted, tokens, (tau, status) = result[:count], result[full:-2], result[-2:]
+        if status & UNUSABLE_ROW:
+            raise ValueError(
+                f"{self.target.name} gave logits that are not finite; load it in float32 or check its weights."
+            )
+        board.grow(model, full, [tau], [tokens[: tau + 1]])
+        logits, grounds = board.logits(full)[:, : count + 1], None
+        if request.candidates:
+            draft, settings = board.draft(full, model is not None), Settings.of(request.sampling, 1, self.device)
+            soft = None if draft.logits is None else draft.logits[:, :count]
+            draft = Draft(draft.ids[:, :count], logits=soft)
+            grounds = ReferenceVerifier().explain(logits, draft, settings, request.rule, seed, position).grounds
+        return Block(drafted, None, missed), Outcome(tau, tokens[tau], grounds, logits[0])
+
+    def _settle(self, committed: list[int]) -> None:
+        if self._run.board is None:
+            super()._settle(committed)
+
+    def _unread(self, name: str, committed: list[int]) -> int:
+        if self._run.board is None:
+            return super()._unread(name, committed)
+        models = [part.model.name for part in parts(self.drafters[name]) if isinstance(part, ModelDrafter)]
+        return max((len(committed) - self._run.board.held[model][0] for model in models), default=0)
+
+    def _clock(self, **laps: float) -> Clock:
+        return Clock(self.device if self._run.board is None else torch.device("cpu"), **laps)
+
+    def _source(self, name: str, gamma: int, committed: list[int]) -> tuple[str | None, list[int]]:
+        """Which model drafts in this round, or else which ids are drafted."""
+        drafter = self.drafters[name]
+        for part in parts(drafter):
+            if isinstance(part, LookupDrafter):
+                part.catch_up(committed)
+                if ids := part.block(gamma):
+                    ends = [i for i, id in enumerate(ids) if id in self.eos]
+                    return None, ids[: ends[0] + 1] if ends else ids
+            elif isinstance(part, ModelDrafter) and gamma:
+                room = self.pool.fused[part.model.name].context_length
+                return (part.model.name, []) if len(committed) + gamma <= room else (None, [])
+        return None, []
+
+
+@dataclass
+class _Run:
+    """What one run of a GraphDecoder knows."""
+
+    served: bool  # by the graphs
+    steady: bool  # the next round does not depend on this one's result
+    arms: Sequence[Arm]
+    board: Board | None = None
+    ahead: Flight | None = field(default=None)  # a round under way that was not asked for yet
+
+
+def parts(drafter: Drafter) -> tuple[Drafter, ...]:
+    """A drafter as the drafters that it tries in turn."""
+    return (drafter.lookup, drafter.otherwise) if isinstance(drafter, LookupElseDrafter) else (drafter,)
+
+
+def _is_served(request: Request) -> bool:
+    return not request.sampling.adjusts and request.stop_below == 0
+
+
+def _unless(values: list[int], usual: list[int]) -> list[int] | None:
+    return None if values == usual else values

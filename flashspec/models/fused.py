@@ -1,0 +1,244 @@
+"""The forward of Llama-form models through the Triton kernels of `kernels/forward.py`, for one request or many on one static cache.
+
+Loaded from the weights of a transformers model and equal to it in float32. Nothing is read by the host and every position comes from
+device memory, so that a CUDA graph of a forward serves every length of text (`flashspec/graphs.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from flashspec.kernels import forward as source  # type: ignore[attr-defined]  # found through __path__
+from flashspec.models.lean import interleave, plain_llama
+from flashspec.verifiers.base import Settings, Verdict
+from flashspec.verifiers.triton import row_thresholds
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+ROWS = 16  # rows of a product's tile, the least that tensor cores take
+KEYS = 64  # keys of an attention block
+PREFILL = 64  # rows that are read at once of a prompt
+
+
+class Layer(NamedTuple):
+    """Weights of one decoder layer, [out, in], rows of q and k interleaved for RoPE."""
+
+    qkv: Tensor
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+    before_attention: Tensor  # [D]
+    before_mlp: Tensor  # [D]
+
+
+@dataclass(frozen=True)
+class FusedLlama:
+    """Weights and shape of a Llama-form model, shared read-only."""
+
+    layers: tuple[Layer, ...]
+    embedding: Tensor  # [V, D]
+    norm: Tensor  # [D]
+    head: Tensor  # [V, D]
+    frequencies: Tensor  # [W/2] float32, of RoPE
+    scaling: float
+    heads: int
+    groups: int
+    width: int
+    epsilon: float
+    context_length: int
+
+    @classmethod
+    def of(cls, model: Any) -> FusedLlama:
+        """From a transformers model that `suits`, on its device and in its type."""
+        config, base = model.config.get_text_config(), model.model
+        heads, groups = config.num_attention_heads, config.num_key_value_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+
+        def layer(module: Any) -> Layer:
+            attention, mlp = module.self_attn, module.mlp
+            q, k = (interleave(w.weight, n, width) for w, n in ((attention.q_proj, heads), (attention.k_proj, groups)))
+            return Layer(
+                torch.cat((q, k, attention.v_proj.weight)),
+                attention.o_proj.weight,
+                torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)),
+                mlp.down_proj.weight,
+                module.input_layernorm.weight,
+                module.post_attention_layernorm.weight,
+            )
+
+        with torch.no_grad():
+            return cls(
+                tuple(layer(module) for module in base.layers), base.embed_tokens.weight, base.norm.weight,
+                model.get_output_embeddings().weight, base.rotary_emb.inv_freq.float(), base.rotary_emb.attention_scaling, heads, groups, width,
+                config.rms_norm_eps, config.max_position_embeddings,
+            )  # fmt: skip
+
+    def first(self, count: int) -> FusedLlama:
+        """The early exit: the same weights, the first `count` layers."""
+        return replace(self, layers=self.layers[:count])
+
+    @property
+    def vocabulary(self) -> int:
+        return self.head.shape[0]
+
+
+def suits(model: Any) -> bool:
+    """Whether the kernels compute `model`: plain Llama on a CUDA device (or in the interpreter), heads of a power of two."""
+    config = model.config.get_text_config()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    placed = model.device.type == ("cpu" if INTERPRETED else "cuda")
+    return placed and plain_llama(model) and width & (width - 1) == 0 and (INTERPRETED or 16 <= width <= 128)
+
+
+class Text(NamedTuple):
+    """What B requests have written, in device memory."""
+
+    ids: Tensor  # [B, C] int64
+    length: Tensor  # [B] int64, committed tokens
+    reading: Tensor  # [B] int64, where a prompt is being read
+
+    @classmethod
+    def empty(cls, batch: int, capacity: int, device: Any) -> Text:
+        zeros = torch.zeros(batch, dtype=torch.int64, device=device)
+        return cls(torch.zeros(batch, capacity, dtype=torch.int64, device=device), zeros, zeros.clone())
+
+
+class FusedModel:
+    """A model with a static cache for the B requests of `text`: [layers, 2, B, G, C, W]."""
+
+    def __init__(self, weights: FusedLlama, text: Text) -> None:
+        self.weights, self.text = weights, text
+        batch, capacity = text.ids.shape
+        self._cache = torch.zeros(
+            len(weights.layers), 2, batch, weights.groups, capacity, weights.width,
+            dtype=weights.head.dtype, device=weights.head.device,
+        )  # fmt: skip
+        places = torch.arange(capacity, dtype=torch.float32, device=weights.head.device)
+        angles = torch.outer(places, weights.frequencies)
+        self._cosine, self._sine = angles.cos() * weights.scaling, angles.sin() * weights.scaling
+        self._spaces: dict[int, _Space] = {}
+
+    def forward(
+        self, rows: int, shift: int, drafted: Tensor, start: Tensor | None = None, out: Tensor | None = None
+    ) -> None:
+        """Read `rows` tokens of every request from position start + shift on.
+
+        drafted [B, N] int64 stands behind the committed tokens. start [B]: the committed length where None. out [B, K, V] float32: gets the
+        logits behind the last K rows.
+        """
+        w, text = self.weights, self.text
+        start = text.length if start is None else start
+        batch, capacity = text.ids.shape
+        m, hidden = batch * rows, w.embedding.shape[1]
+        inner = w.layers[0].down.shape[1]
+        space = self._space(rows)
+        tiles = -(-m // ROWS)
+        k = 128 if hidden >= 1024 else 64
+        narrow = 16 if hidden <= 2048 else 32
+        shared = w.heads // w.groups
+        queries = max(ROWS, triton.next_power_of_2(min(rows, max(1, 64 // shared)) * shared))
+        row_tiles = -(-rows // (queries // shared))
+        source.embed_kernel[(m,)](
+            text.ids, drafted, start, text.length, w.embedding, space.x, capacity, drafted.shape[1], rows, shift, hidden,
+            triton.next_power_of_2(hidden),
+        )  # fmt: skip
+        for layer, (keys, values) in zip(w.layers, self._cache, strict=True):
+            source.qkv_kernel[(w.heads + 2 * w.groups, tiles)](
+                space.x, layer.before_attention, layer.qkv, self._cosine, self._sine, start, space.q, keys, values, m, rows, shift, hidden,
+                w.heads, w.groups, capacity, w.epsilon, w.width, ROWS, k,
+            )  # fmt: skip
+            source.attention_kernel[(batch * w.groups * row_tiles, space.shares)](
+                space.q, keys, values, start, space.partial, space.state, rows, shift, w.heads, w.groups, capacity, space.shares, row_tiles,
+                w.width, shared, queries, KEYS,
+            )  # fmt: skip
+            source.out_kernel[(-(-hidden // narrow), tiles)](
+                space.partial,
+                space.state,
+                layer.out,
+                space.x,
+                m,
+                hidden,
+                w.heads,
+                space.shares,
+                w.width,
+                space.shares,
+                ROWS,
+                narrow,
+            )
+            source.gate_up_kernel[(-(-inner // narrow), tiles)](
+                space.x, layer.before_mlp, layer.gate_up, space.hidden, m, hidden, inner, w.epsilon, ROWS, narrow, k
+            )
+            source.down_kernel[(-(-hidden // narrow), tiles)](
+                space.hidden, layer.down, space.x, m, hidden, inner, ROWS, narrow, 128
+            )
+        if out is not None:
+            keep = out.shape[1]
+            source.head_kernel[(-(-w.vocabulary // 64), -(-batch * keep // ROWS))](
+                space.x, w.norm, w.head, out, batch * keep, rows, keep, hidden, w.vocabulary, out.stride(0), out.stride(1),
+                w.epsilon, ROWS, 64, k,
+            )  # fmt: skip
+
+    def _space(self, rows: int) -> _Space:
+        if rows not in self._spaces:
+            self._spaces[rows] = _Space(self.weights, self.text.ids.shape[0], rows)
+        return self._spaces[rows]
+
+
+class _Space:
+    """Where a forward of `rows` rows a request keeps its intermediate results."""
+
+    def __init__(self, weights: FusedLlama, batch: int, rows: int) -> None:
+        w, m, device = weights, batch * rows, weights.head.device
+        self.shares = 4 if batch * w.groups <= 32 and rows <= ROWS else 1  # few programs: split the keys among more
+        self.x = torch.empty(m, w.embedding.shape[1], device=device)
+        self.q = torch.empty(m, w.heads, w.width, dtype=w.head.dtype, device=device)
+        self.partial = torch.empty(m, w.heads, self.shares, w.width, device=device)
+        self.state = torch.empty(m, w.heads, self.shares, 2, device=device)
+        self.hidden = torch.empty(m, w.layers[0].down.shape[1], dtype=w.head.dtype, device=device)
+
+
+class Draw:
+    """Draws a drafter's token of every request on the device: a race with keyed noise, or the largest logit."""
+
+    def __init__(self, batch: int, vocabulary: int, device: Any) -> None:
+        tiles = -(-vocabulary // 1024)
+        self._shares = 1 if INTERPRETED else min(64, tiles)
+        self._tiles = 4 if INTERPRETED else 1
+        self._keys = torch.empty(batch * self._shares, dtype=torch.int64, device=device)
+        self._counts = torch.zeros(batch, dtype=torch.int32, device=device)
+        self._threshold = torch.zeros(batch, 1, device=device)
+
+    def __call__(
+        self,
+        logits: Tensor,
+        settings: Settings,
+        seed: Tensor,
+        start: Tensor,
+        drafted: Tensor,
+        index: int,
+        shift: int,
+        purpose: int,
+    ) -> None:
+        """logits [B, V] -> drafted[:, index]. Noise of (seed, start + shift, purpose)."""
+        truncates = any(settings.cuts)
+        if truncates:
+            row_thresholds(logits[:, None], settings, self._threshold)
+        batch, vocabulary = logits.shape
+        source.draw_kernel[(batch * self._shares,)](
+            logits, settings.temperature, seed, start, self._threshold, self._keys, self._counts, drafted, vocabulary, logits.stride(0),
+            drafted.shape[1], index, shift, purpose, self._shares, self._tiles, triton.next_power_of_2(self._shares), truncates,
+        )  # fmt: skip
+
+
+def commit(drafted: Tensor, verdict: Verdict, active: Tensor, text: Text, out: Tensor) -> None:
+    """What a verdict emits becomes text, and one row of `out` [B, 2γ+3]: drafted ids, tokens, tau, status."""
+    batch, rows = verdict.tokens.shape
+    source.commit_kernel[(batch,)](
+        drafted, verdict.tokens, verdict.tau.int(), verdict.status.int(), active, text.ids, text.length, out, text.ids.shape[1], rows - 1,
+        max(32, triton.next_power_of_2(rows)),
+    )  # fmt: skip
