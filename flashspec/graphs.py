@@ -40,6 +40,7 @@ CATCH_UP = 16  # rows that are read at once of a short gap
 class Flight:
     """A round under way: where its result will be on the host, and marks of the device's time around its four parts."""
 
+    missed: int  # tokens that the drafter had to catch up with
     result: Tensor  # [B, 2γ+3] int64: drafted ids, tokens, tau, status
     marks: Sequence[Any]
 
@@ -106,11 +107,11 @@ class Board:
 
     def launch(
         self, name: str | None, ids: Sequence[int], gamma: int, lengths: Sequence[int] | None = None, catch_up: bool = True
-    ) -> tuple[Flight, int]:  # fmt: skip
+    ) -> Flight:  # fmt: skip
         """Start a round and wait for nothing: drafter model `name`, or the given `ids` for one request, or neither (γ = 0).
 
         lengths [B]: how many of the γ tokens count in each request, all of them where None; shorter blocks then need no graphs of their
-        own. Returns how many tokens the model had to catch up with as well.
+        own.
         """
         marks, missed = [self._mark()], 0
         if name is not None and catch_up:
@@ -136,16 +137,18 @@ class Board:
         result = self._host_results(gamma)[self._turn % 2]
         result.copy_(self._result(gamma), non_blocking=True)
         marks.append(self._mark())
-        return Flight(result, marks), missed
+        return Flight(missed, result, marks)
 
-    def land(self, flight: Flight) -> tuple[list[list[int]], list[float]]:
+    def land(self, flight: Flight) -> tuple[list[list[int]], tuple[float, float, float, float]]:
         """Wait for a round: its result, and the device's seconds for catching up, draft, target and verification."""
-        marks = flight.marks
-        pairs = list(pairwise(marks))
-        if self.device.type != "cuda":
-            return flight.result.tolist(), [after - before for before, after in pairs]
-        marks[-1].synchronize()
-        return flight.result.tolist(), [before.elapsed_time(after) / 1000 for before, after in pairs]
+        pairs = list(pairwise(flight.marks))
+        if self.device.type == "cuda":
+            flight.marks[-1].synchronize()
+            before, draft, target, verify = (start.elapsed_time(end) / 1000 for start, end in pairs)
+        else:
+            before, draft, target, verify = (end - start for start, end in pairs)
+        catch_up = before if flight.missed else 0.0
+        return flight.result.tolist(), (catch_up, draft, target, verify)
 
     def grow(self, name: str | None, gamma: int, tau: Sequence[int], emitted: Sequence[list[int]]) -> None:
         """A round was committed, in which model `name` drafted γ tokens: note what the caches hold now."""
@@ -289,7 +292,7 @@ class Pool:
                 for source in parts(drafters[arm.drafter]):
                     name = source.model.name if isinstance(source, ModelDrafter) else None
                     board.prepare([[0] * (CATCH_UP + 2)], [request])
-                    board.land(board.launch(name, [0] * arm.gamma, arm.gamma)[0])
+                    board.land(board.launch(name, [0] * arm.gamma, arm.gamma))
             torch.cuda.synchronize(self.device)
         except Exception as error:  # whatever a compiler may throw: PyTorch goes on
             self.problem = f"The kernels cannot be compiled here ({type(error).__name__}: {error}), so PyTorch decodes."
@@ -344,7 +347,7 @@ class GraphDecoder(SpeculativeDecoder):
             clock = Clock(torch.device("cpu"))
             rooms = [end - len(text) + len(prompt) for end, text, prompt in zip(budgets, texts, prompts, strict=True)]
             lengths = [max(min(most, room - 1, gamma), 0) for most, room in zip(gammas, rooms, strict=True)]
-            flight, missed = board.launch(name, [], gamma, lengths)
+            flight = board.launch(name, [], gamma, lengths)
             results, seconds = board.land(flight)
             clock.split(*seconds)
             taus = [result[-2] for result in results]
@@ -356,14 +359,14 @@ class GraphDecoder(SpeculativeDecoder):
             for row in list(running):
                 if results[row][-1] & UNUSABLE_ROW:
                     raise ValueError(f"{self.target.name} gave logits that are not finite; load it in float32.")
-                block = Block(results[row][: lengths[row]], None, missed)
+                block = Block(results[row][: lengths[row]], None, flight.missed)
                 emitted, pieces, stop = self._cut(emissions[row], streams[row], rooms[row], requests[row])
                 outcome = Outcome(taus[row], results[row][gamma + taus[row]], None, board.logits(gamma)[row])
                 tokens = self._describe(block, outcome, len(emitted), pieces, 0)
                 round = Round(
                     index, len(texts[row]), Arm(drafter, gammas[row] if name else 0), lengths[row], requests[row].rule, self.verifier.name,
                     *tokens,
-                    tau=min(taus[row], len(emitted)), caught_up=missed, seconds=clock.seconds(),
+                    tau=min(taus[row], len(emitted)), caught_up=flight.missed, seconds=clock.seconds(),
                     stop="context" if stop == "length" and budgets[row] < requests[row].max_new_tokens else stop, estimates=None,
                 )  # fmt: skip
                 texts[row] += emitted
@@ -403,12 +406,10 @@ class GraphDecoder(SpeculativeDecoder):
         model, ids = self._source(arm.drafter, gamma, committed)
         count = gamma if model is not None else len(ids)  # of drafted tokens
         full = arm.gamma if count else 0
-        flight, missed = (
-            (run.ahead, 0) if run.ahead is not None else board.launch(model, ids, full, _unless([count], [full]))
-        )
+        flight = run.ahead or board.launch(model, ids, full, _unless([count], [full]))
         run.ahead = None
         if run.steady and room >= 2 * (full + 1):  # whatever is accepted now, the next round is a whole one
-            run.ahead, _ = board.launch(model, ids, full, catch_up=False)
+            run.ahead = board.launch(model, ids, full, catch_up=False)
         [result], seconds = board.land(flight)
         clock.split(*seconds)
         drafted, tokens, (tau, status) = result[:count], result[full:-2], result[-2:]
@@ -423,7 +424,7 @@ class GraphDecoder(SpeculativeDecoder):
             soft = None if draft.logits is None else draft.logits[:, :count]
             draft = Draft(draft.ids[:, :count], logits=soft)
             grounds = ReferenceVerifier().explain(logits, draft, settings, request.rule, seed, position).grounds
-        return Block(drafted, None, missed), Outcome(tau, tokens[tau], grounds, logits[0])
+        return Block(drafted, None, flight.missed), Outcome(tau, tokens[tau], grounds, logits[0])
 
     def _settle(self, committed: list[int]) -> None:
         if self._run.board is None:

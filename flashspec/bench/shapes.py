@@ -99,7 +99,7 @@ def _times(
         rows = []
         for _ in range(repeats + 3):
             board.text.length.fill_(TEXT)
-            _, seconds = board.land(board.launch("draft" if gamma else None, [], gamma, catch_up=False)[0])
+            _, seconds = board.land(board.launch("draft" if gamma else None, [], gamma, catch_up=False))
             rows.append(seconds[1:])
         found[gamma] = [float(v) for v in np.median(rows[3:], axis=0)]
     plain = found.pop(0)
