@@ -12,25 +12,30 @@ from flashspec.bandits.baselines import RoundRobin
 from flashspec.engine import Request, SpeculativeDecoder
 from flashspec.records import Arm, Round
 
-TEXT = "The quick brown fox jumps over the lazy dog. " * 4  # repeats itself, so that a lookup drafts in every round
+TEXT = " ".join(["The quick brown fox jumps over the lazy dog."] * 4)  # repeats itself, so that a lookup drafts at once
+IDLE = 5  # plain rounds that a drafter misses
 
 
 def measure_costs(decoder: SpeculativeDecoder, arms: Sequence[Arm], request: Request, passes: int = 3) -> CostTable:
-    """Play every drafter's arms twice in a row, `passes` times, after one turn for warming up, and take medians.
+    """Play every drafter's arms behind the same text, `passes` times after one for warming up, and take medians.
 
-    The decoder should be one that nothing else uses. The seconds spent are a few dozen rounds.
+    Each arm plays at once, where a lookup has a match and a model little to read, and again, the first of every drafter after some plain
+    rounds, which a model has to catch up with. The decoder should be one that nothing else uses. The seconds spent are about a hundred rounds.
     """
     endless = copy.copy(decoder)
     endless.eos = frozenset()
     prompt = decoder.tokenizer.encode(TEXT)
-    single = [arm for arm in arms if not arm.drafter.startswith("lookup-else-")]  # its parts are measured
-    played = [arm for arm in single for _ in range(2)]  # the first round of a pair catches up, the second has not to
-    wanted = len(played) * (passes + 1)
     room = decoder.target.context_length - len(prompt)
-    longest = max(arm.gamma for arm in arms) + 1
-    request = replace(request, max_new_tokens=min(wanted * longest + longest, room), stop=(), stop_below=0.0)
-    policy, rounds = RoundRobin(played), list[Round]()
-    while len(rounds) < wanted:  # a small context may end before every arm had its turns
-        rounds += islice(endless.rounds(prompt, request, policy), wanted - len(rounds))
-        request = replace(request, seed=request.seed + 1)
-    return CostTable.measured(arms, rounds[len(played) :])
+    rounds: list[Round] = []
+    for turn in range(passes + 1):
+        met: set[str] = set()
+        for arm in arms:
+            if arm.drafter.startswith("lookup-else-"):  # its parts are measured
+                continue
+            idle = [] if arm.drafter in met else [Arm("plain", 0)] * IDLE
+            met.add(arm.drafter)
+            longest = min(2 * arm.gamma + IDLE + 3, room)  # so that no round ends the text
+            some = replace(request, max_new_tokens=longest, seed=request.seed + turn, stop=(), stop_below=0.0)
+            played = list(islice(endless.rounds(prompt, some, RoundRobin([arm, *idle, arm])), len(idle) + 2))
+            rounds += played if turn else []
+    return CostTable.measured(arms, rounds)

@@ -59,6 +59,10 @@ class CostTable:
         """Tokens that each arm drafts where lookup has a match, or has none: [K]."""
         return self._drafts[0 if match else 1]
 
+    def places(self, match: bool) -> Array:
+        """Where in the flattened `seconds` each arm's price stands, with a lookup match or without: [K]."""
+        return self._rows[:, 0 if match else 1] * self.seconds.shape[1] + self.drafts(match)
+
     def price(self, arm: Array, match: Array, drafted: Array) -> Array:
         """Seconds of a round of arm index `arm` that drafts so many tokens, with a lookup match or without; arrays broadcast."""
         return self.seconds[self._rows[arm, np.where(match, 0, 1)], drafted]
@@ -103,12 +107,14 @@ class CostTable:
 
     def refresh(self, chosen: int, match: bool | None, drafted: int, seconds: float) -> None:
         """One more measurement. match None: it is not known who drafted, so only the arm's mean moves, unless both are the same."""
-        self.usual[chosen] += 2 * STEP * (min(seconds, 3 * self.usual[chosen]) - self.usual[chosen])
+        usual = float(self.usual[chosen])
+        self.usual[chosen] = usual + 2 * STEP * (min(seconds, 3 * usual) - usual)
         with_match, without = self._rows[chosen]
         if match is None and with_match != without and drafted:
             return
         row = with_match if match else without
-        change = np.clip(seconds / self.seconds[row, drafted] - 1, -LARGEST_SURPRISE, LARGEST_SURPRISE)
+        change = seconds / float(self.seconds[row, drafted]) - 1
+        change = min(max(change, -LARGEST_SURPRISE), LARGEST_SURPRISE)
         self.seconds *= 1 + DRIFT * change
         self.usual *= 1 + DRIFT * change
         self.seconds[row, drafted] *= 1 + STEP * change

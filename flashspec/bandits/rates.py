@@ -167,29 +167,47 @@ class ContextualThompson(Rated):
     ) -> None:
         pairs = [sources(arm) for arm in arms]  # who drafts with a match, who without
         self._sources = list(dict.fromkeys(source for pair in pairs for source in pair))
-        self._who = np.array([[self._sources.index(source) for source in pair] for pair in pairs])  # [K, 2]
-        self._lookups = np.array([source == "lookup" for source in self._sources])
-        self._silent = np.array([source is None for source in self._sources])
-        self._short = np.array([arm.gamma == 0 for arm in arms])
-        self._ends = np.array([max(arm.gamma - 1, 0) for arm in arms])[None]
-        self._every = np.arange(len(arms))[None]
+        self._who = np.array([[self._sources.index(pair[side]) for pair in pairs] for side in (1, 0)])  # [2, K], 1: with a match
+        self._is_lookup = np.array([source == "lookup" for source in self._sources])
         self._depth = max(max(arm.gamma for arm in arms), 1)
         self.discount, self.memory, self.sharpness = discount, memory, sharpness
+        # A choice is made in every round, beside models that leave nothing in the processor's caches: what does not change is looked
+        # up in tables, so that a round costs few numpy calls.
+        source, place = np.arange(len(self._sources)), np.arange(self.bins)[:, None]
+        seen = np.where(self._is_lookup, place, np.minimum(place, 1))  # a model only sees whether there is a match at all
+        self._cells = source * self.bins + seen  # [bins, S] row of every source in the present context
+        self._drafts = np.where(np.array([[pair[side] is None for pair in pairs] for side in (1, 0)]), 0.0, 1.0)  # [2, K]
+        self._drafts *= np.array([arm.gamma > 0 for arm in arms])
+        self._ends = self._who * self._depth + np.array([max(arm.gamma - 1, 0) for arm in arms])  # [2, K] in [S · depth]
+        depth = np.arange(self._depth)
+        self._passed = (depth < np.arange(self._depth + 1)[:, None]).astype(float)  # [k, depth] k accepted tokens
+        self._failed = (depth == np.arange(self._depth + 1)[:, None]).astype(float)  # [k, depth] refused behind k; the last row: none
         super().__init__(arms, costs, **more)
 
     def reset(self) -> None:
         super().reset()
-        shape = (self.runs, len(self._sources), self.bins, self._depth)
-        self._accepted, self._refused = np.zeros(shape), np.zeros(shape)
+        costs, count = self.costs, len(self._sources)
+        self._accepted, self._refused = (np.zeros((self.runs * count * self.bins, self._depth)) for _ in range(2))
+        self._first = np.arange(self.runs) * count * self.bins  # first row of every run
+        self._match = np.zeros(self.runs, int)  # 1 where lookup has a match
         self._context: Array = np.zeros(self.runs, int)
         self._tokens, self._seconds = np.zeros(self.runs), np.zeros(self.runs)
+        self._prices = np.stack([costs.places(match) for match in (False, True)])  # [2, K] in the table's seconds
+        drafted = np.stack([costs.drafts(match) for match in (False, True)])
+        # A lookup that found a match pays no model.
+        self._asleep = (~self._is_lookup[self._who] & (drafted > 0)) * costs.catch_up / STAY  # [2, K] seconds an unread token
 
     def score(self, context: Context) -> Array:
-        self._context = np.broadcast_to(context_bin(context.match_length, self.bins), self.runs)
+        found = context_bin(context.match_length, self.bins)
+        self._context = found if len(found) == self.runs else np.broadcast_to(found, self.runs)
+        self._match = np.minimum(self._context, 1)
         a, b = self._posterior()
         expected, cost = self._expected(self.rng.beta(a, b)), self._cost(context)
-        fallback = (expected / cost).max(1)
-        rho = np.where(self._seconds > 0, self._tokens / np.where(self._seconds > 0, self._seconds, 1), fallback)
+        known = self._seconds > 0
+        if known.all():
+            rho = self._tokens / self._seconds
+        else:
+            rho = np.where(known, self._tokens / np.where(known, self._seconds, 1), (expected / cost).max(1))
         return expected - rho[:, None] * cost
 
     def components(self) -> tuple[Array, Array]:
@@ -201,61 +219,46 @@ class ContextualThompson(Rated):
         return middle, (high - low) / 2
 
     def learn(self, chosen: Array, outcome: Outcome) -> None:
-        source = self._who[chosen, (self._context == 0).astype(int)]
-        drafted = np.where(self._lookups[source], 0, outcome.drafted)  # a lookup's own rounds are among its hits
+        source = self._who[self._match, chosen]
+        drafted = np.where(self._is_lookup[source], 0, outcome.drafted)  # a lookup's own rounds are among its hits
         self._count(source, outcome.accepted, drafted)
-        if self._lookups.any():
-            self._count(np.full(self.runs, self._lookups.argmax()), outcome.hits, outcome.judged)
+        if self._is_lookup.any():
+            self._count(np.full(self.runs, self._is_lookup.argmax()), outcome.hits, outcome.judged)
         self._tokens = self.memory * self._tokens + outcome.tokens
         self._seconds = self.memory * self._seconds + outcome.seconds + outcome.catch_up
-        self.measure(chosen, outcome, match=bool(self._context[0] > 0))
+        self.measure(chosen, outcome, match=bool(self._match[0]))
 
     def _count(self, source: Array, accepted: Array, judged: Array) -> None:
         """Add to the cells of `source` that this many leading tokens were accepted of those that were judged; all [runs]."""
-        live = np.flatnonzero(judged > 0)
-        depth, accepted, judged = np.arange(self._depth), accepted[live, None], judged[live, None]
-        where = (live, source[live], self._bins()[live, source[live]])
-        self._accepted[where] = self.discount * self._accepted[where] + (depth < accepted)
-        self._refused[where] = self.discount * self._refused[where] + ((depth == accepted) & (depth < judged))
-
-    def _bins(self) -> Array:
-        """The context as every source sees it, a model only whether there is a match at all: [runs, S]."""
-        return np.where(self._lookups, self._context[:, None], np.minimum(self._context, 1)[:, None])
+        live = judged > 0
+        if not live.any():
+            return
+        row = (self._first + self._cells[self._context, source])[live]
+        accepted, judged = accepted[live], judged[live]
+        self._accepted[row] = self.discount * self._accepted[row] + self._passed[accepted]
+        failed = self._failed[np.where(accepted < judged, accepted, self._depth)]
+        self._refused[row] = self.discount * self._refused[row] + failed
 
     def _posterior(self) -> tuple[Array, Array]:
         """Beta parameters of every source and depth in the present context: [runs, S, depth] twice."""
-        cells = (np.arange(self.runs)[:, None], np.arange(len(self._sources))[None], self._bins())
-        accepted, refused = self._accepted[cells], self._refused[cells]
-        pooled = (HOPE[0] + accepted.sum(-1, keepdims=True)) / (sum(HOPE) + (accepted + refused).sum(-1, keepdims=True))
-        return (
-            self.sharpness * (PRIOR * pooled + accepted),
-            self.sharpness * (PRIOR * (1 - pooled) + refused),
-        )
+        rows = self._first[:, None] + self._cells[self._context]
+        accepted, refused = self._accepted.take(rows, 0), self._refused.take(rows, 0)
+        total = accepted.sum(-1, keepdims=True)
+        pooled = (HOPE[0] + total) / (sum(HOPE) + total + refused.sum(-1, keepdims=True))
+        prior = PRIOR * pooled
+        return self.sharpness * (prior + accepted), self.sharpness * (PRIOR - prior + refused)
 
     def _expected(self, chances: Array) -> Array:
         """Tokens of a round for every arm in the present context: [runs, S, depth] -> [runs, K]."""
         survival = chances.cumprod(-1).cumsum(-1)  # accepted tokens expected of a block of 1, 2, … depth
-        source = self._source()
-        accepted = survival[np.arange(self.runs)[:, None], source, self._ends]
-        return 1 + np.where(self._silent[source] | self._short, 0.0, accepted)
-
-    def _matched(self) -> Array:
-        """Whether lookup has a match: [runs, 1]."""
-        return self._context[:, None] > 0
-
-    def _source(self) -> Array:
-        """Who would draft for every arm in the present context: [runs, K]."""
-        return self._who[self._every, (self._context == 0).astype(int)[:, None]]
+        first = np.arange(self.runs)[:, None] * (len(self._sources) * self._depth)
+        return 1 + survival.take(first + self._ends[self._match]) * self._drafts[self._match]
 
     def _cost(self, context: Context) -> Array:
         """Seconds of the round of every arm in the present context: [runs, K]."""
-        match = self._matched()
-        drafted: Array = np.where(match, self.costs.drafts(True), self.costs.drafts(False))
-        seconds = self.costs.price(self.costs.every, match, drafted)
-        asleep = ~self._lookups[self._source()] & (drafted > 0)  # a lookup that found a match pays no model
-        return seconds + np.where(asleep, self.costs.catch_up * context.unread / STAY, 0.0)
+        return self.costs.seconds.take(self._prices[self._match]) + self._asleep[self._match] * context.unread
 
 
 def context_bin(match_length: Array, bins: int) -> Array:
     """0 without a match, then one bin for each length from 2, the last for all longer ones."""
-    return np.clip(np.asarray(match_length) - 1, 0, bins - 1)
+    return np.minimum(np.maximum(match_length - 1, 0), bins - 1)
