@@ -126,7 +126,9 @@ def _parser() -> argparse.ArgumentParser:
     shapes.set_defaults(run=_bench_shapes)
     shown = kinds.add_parser("report", help="table and plot of a saved result")
     shown.add_argument("result", help="JSON of any of these benchmarks")
-    shown.add_argument("--readme", metavar="FILE", help="write the table between its marks")
+    shown.add_argument(
+        "--readme", metavar="FILE", help="write the table between the marks named like the result's file"
+    )
     shown.add_argument("--plot", metavar="FILE", help="draw an SVG (needs matplotlib)")
     shown.set_defaults(run=_bench_report)
 
@@ -183,7 +185,7 @@ def _family_options(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--family", default="embedded", help="embedded (default) or smollm2-135m")
     models.add_argument("--target", help="any causal language model instead: a hub id or a folder")
     models.add_argument("--drafters", nargs="*", default=None, metavar="MODEL", help="model drafters for the target")
-    models.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    models.add_argument("--device", default="auto", help="auto, cpu, cuda, or spread: the target over all GPUs")
     models.add_argument("--four-bit", action="store_true", help="load the target in 4 bits (bitsandbytes)")
     models.add_argument(
         "--layout", default="auto", help="auto; on a CPU int8, bfloat16, float32; on a GPU graphs; transformers"
@@ -406,11 +408,15 @@ def _bench_batch(options: argparse.Namespace) -> int:
     from flashspec.bench import batch
 
     prompts, source = _prompts(options)
-    result = batch.run(
+
+    def keep(result: dict[str, Any]) -> None:
+        _keep("batch", result, options.out)
+
+    batch.run(
         _load(options), prompts, temperature=options.temperature, rule=options.rule, tokens=options.max_new_tokens,
-        gamma=options.gamma, source=source,
+        gamma=options.gamma, source=source, keep=keep,
     )  # fmt: skip
-    return _keep("batch", result, options.out)
+    return 0
 
 
 def _bench_shapes(options: argparse.Namespace) -> int:
@@ -432,6 +438,7 @@ def _prompts(options: argparse.Namespace) -> tuple[dict[str, list[str]], str]:
 
 
 def _keep(benchmark: str, result: dict[str, Any], out: str | None) -> int:
+    """Add a result to the file that was asked for."""
     from pathlib import Path
 
     from flashspec.bench.workloads import save
@@ -451,9 +458,11 @@ def _bench_report(options: argparse.Namespace) -> int:
     text = report.TABLES[kind](result)
     print(text)
     if options.readme:
-        report.write_into_readme(Path(options.readme), kind, text)
-    if options.plot and kind == "verify":
-        report.plot(result, Path(options.plot))
+        report.write_into_readme(Path(options.readme), Path(options.result).stem, text)
+    if options.plot:
+        if kind not in report.PLOTS:
+            raise ValueError(f"There is no plot of a {kind} result; leave --plot out.")
+        report.PLOTS[kind](result, Path(options.plot))
     return 0
 
 

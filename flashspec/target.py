@@ -125,7 +125,7 @@ class CachedModel(Remembering):
             arguments["logits_to_keep"] = keep
         ids = torch.tensor([chunk], device=self.model.device)
         logits: Tensor = self.model(input_ids=ids, **arguments).logits
-        return logits[:, -keep:]
+        return logits[:, -keep:].to(ids.device)  # a model over several GPUs ends on another one
 
 
 def cache_argument(parameters: Any) -> str:

@@ -167,21 +167,31 @@ class ContextualThompson(Rated):
     ) -> None:
         pairs = [sources(arm) for arm in arms]  # who drafts with a match, who without
         self._sources = list(dict.fromkeys(source for pair in pairs for source in pair))
-        self._who = np.array([[self._sources.index(pair[side]) for pair in pairs] for side in (1, 0)])  # [2, K], 1: with a match
+        self._who = np.array(
+            [[self._sources.index(pair[side]) for pair in pairs] for side in (1, 0)]
+        )  # [2, K], 1: with a match
         self._is_lookup = np.array([source == "lookup" for source in self._sources])
         self._depth = max(max(arm.gamma for arm in arms), 1)
         self.discount, self.memory, self.sharpness = discount, memory, sharpness
         # A choice is made in every round, beside models that leave nothing in the processor's caches: what does not change is looked
         # up in tables, so that a round costs few numpy calls.
         source, place = np.arange(len(self._sources)), np.arange(self.bins)[:, None]
-        seen = np.where(self._is_lookup, place, np.minimum(place, 1))  # a model only sees whether there is a match at all
+        seen = np.where(
+            self._is_lookup, place, np.minimum(place, 1)
+        )  # a model only sees whether there is a match at all
         self._cells = source * self.bins + seen  # [bins, S] row of every source in the present context
-        self._drafts = np.where(np.array([[pair[side] is None for pair in pairs] for side in (1, 0)]), 0.0, 1.0)  # [2, K]
+        self._drafts = np.where(
+            np.array([[pair[side] is None for pair in pairs] for side in (1, 0)]), 0.0, 1.0
+        )  # [2, K]
         self._drafts *= np.array([arm.gamma > 0 for arm in arms])
-        self._ends = self._who * self._depth + np.array([max(arm.gamma - 1, 0) for arm in arms])  # [2, K] in [S · depth]
+        self._ends = self._who * self._depth + np.array(
+            [max(arm.gamma - 1, 0) for arm in arms]
+        )  # [2, K] in [S · depth]
         depth = np.arange(self._depth)
         self._passed = (depth < np.arange(self._depth + 1)[:, None]).astype(float)  # [k, depth] k accepted tokens
-        self._failed = (depth == np.arange(self._depth + 1)[:, None]).astype(float)  # [k, depth] refused behind k; the last row: none
+        self._failed = (depth == np.arange(self._depth + 1)[:, None]).astype(
+            float
+        )  # [k, depth] refused behind k; the last row: none
         super().__init__(arms, costs, **more)
 
     def reset(self) -> None:
@@ -195,7 +205,9 @@ class ContextualThompson(Rated):
         self._prices = np.stack([costs.places(match) for match in (False, True)])  # [2, K] in the table's seconds
         drafted = np.stack([costs.drafts(match) for match in (False, True)])
         # A lookup that found a match pays no model.
-        self._asleep = (~self._is_lookup[self._who] & (drafted > 0)) * costs.catch_up / STAY  # [2, K] seconds an unread token
+        self._asleep = (
+            (~self._is_lookup[self._who] & (drafted > 0)) * costs.catch_up / STAY
+        )  # [2, K] seconds an unread token
 
     def score(self, context: Context) -> Array:
         found = context_bin(context.match_length, self.bins)

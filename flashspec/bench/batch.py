@@ -34,8 +34,12 @@ def run(
     rows: Sequence[int] = ROWS,
     source: str = "ours",
     write: Callable[[str], None] = print,
+    keep: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """Measure and print tokens per second of all rows together. Raises ValueError with a sentence without a GPU."""
+    """Measure and print tokens per second of all rows together; `keep` gets the result as it grows.
+
+    Raises ValueError with a sentence without a GPU.
+    """
     if family.pool is None:
         raise ValueError("Batches are decoded on a GPU, by models of plain Llama form; there is none here.")
     every = [family.encode(prompt) for some in zip(*prompts.values(), strict=False) for prompt in some]
@@ -49,7 +53,11 @@ def run(
     machine = describe(family.target, family.layout)
     write(f"{family.name}, T = {temperature:g}, {tokens} tokens a row; {machine['device']}, {machine['dtype']}\n")
     write(f"{'rows':>5}" + "".join(f"{name:>26}" for name in contestants) + "   tok/s of all rows together")
-    lines = []
+    lines: list[dict[str, Any]] = []
+    result = {
+        "family": family.name, "prompts": source, "machine": machine, "date": date.today().isoformat(),
+        "temperature": temperature, "rule": rule, "tokens": tokens, "lines": lines,
+    }  # fmt: skip
     for count in rows:
         asked = [every[i % len(every)] for i in range(count)]
         rates: dict[str, list[float]] = {name: [] for name in contestants}
@@ -61,11 +69,9 @@ def run(
                 rates[name].append(written / (time.perf_counter() - began))
         medians = {name: float(np.median(values[1:])) for name, values in rates.items()}  # the first pass warms up
         write(f"{count:>5}" + "".join(f"{medians[name]:>26.0f}" for name in contestants))
-        lines.append({"rows": count, "rates": medians, "prompt_tokens": [len(ids) for ids in asked]})
-    return {
-        "family": family.name, "prompts": source, "machine": machine, "date": date.today().isoformat(),
-        "temperature": temperature, "rule": rule, "tokens": tokens, "lines": lines,
-    }  # fmt: skip
+        lines.append({"rows": count, "rates": medians})
+        keep(result)
+    return result
 
 
 def _ours(family: Family, asked: list[list[int]], request: Request, seed: int, drafter: str, gamma: int) -> int:

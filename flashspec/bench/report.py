@@ -129,11 +129,48 @@ def decode_table(result: dict[str, Any]) -> str:
     for run in result["runs"]:
         where = f"{run['family']}, {run['prompts']}, {run['temperature']:g}"
         for line in run["lines"]:
-            first = f"{line['first']:.2f}" if line["first"] is not None else "–"
+            first = f"{line['first']:.3f}" if line["first"] is not None else "–"
             lines.append(
                 f"| {where} | {line['method']} | {line['rate']:.1f} | {line['low']:.1f}–{line['high']:.1f} | {line['of_reference']:.2f} | "
                 f"{line['of_plain']:.2f} | {first} |"
             )
+    return "\n".join(lines)
+
+
+def batch_table(result: dict[str, Any]) -> str:
+    """Markdown: tokens per second of all rows together, one line a number of rows."""
+    machine, names = result["runs"][0]["machine"], list(result["runs"][0]["lines"][0]["rates"])
+    lines = [
+        f"{machine['device']}, {machine['dtype']}, torch {machine['torch']}, transformers {machine['transformers']}; "
+        f"{result['runs'][0]['tokens']} tokens a row. Tokens per second of all rows together.",
+        "",
+        f"| target, prompts, T | rows | {' | '.join(names)} |",
+        "|" + " --- |" * (len(names) + 2),
+    ]
+    for run in result["runs"]:
+        where = f"{run['family']}, {run['prompts']}, {run['temperature']:g}"
+        for line in run["lines"]:
+            rates = " | ".join(f"{line['rates'][name]:.0f}" for name in names)
+            lines.append(f"| {where} | {line['rows']} | {rates} |")
+        lines += ["", *(f"Note: {note}" for note in run.get("notes", []))]
+    return "\n".join(lines).rstrip()
+
+
+def shapes_table(result: dict[str, Any]) -> str:
+    """Markdown: milliseconds of a round at the shapes of large models, and the acceptance that pays for it."""
+    run = result["runs"][0]
+    lines = [
+        f"A cost model, not a speed-up: random weights of these shapes, {run['machine']['dtype']}, {run['text']} tokens in the caches, "
+        "one request; "
+        f"{run['machine']['device']}, torch {run['machine']['torch']}, {run['date']}. Milliseconds of a round by the device's clock.",
+        "",
+        "| target | drafter | γ | plain | draft | target | verify | acceptance that pays |",
+        "|" + " --- |" * 8,
+    ]
+    for line in run["lines"]:
+        figures = " | ".join(f"{1000 * line[name]:.2f}" for name in ("plain", "draft", "read", "verify"))
+        even = "never" if line["break_even"] is None else f"{line['break_even']:.2f}"
+        lines.append(f"| {line['target']} | {line['drafter']} | {line['gamma']} | {figures} | {even} |")
     return "\n".join(lines)
 
 
@@ -211,4 +248,35 @@ def plot(result: dict[str, Any], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
-TABLES = {"verify": table, "bandit": bandit_table, "alpha": alpha_table, "decode": decode_table}
+def plot_decode(result: dict[str, Any], path: Path) -> None:
+    """Tokens per second of every contestant with its quartiles, one panel a temperature, the slowest at the bottom. Needs matplotlib."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "flashspec"
+    from matplotlib import pyplot
+
+    runs = result["runs"]
+    figure, panels = pyplot.subplots(1, len(runs), figsize=(5.2 * len(runs), 3.6), squeeze=False)
+    for panel, run in zip(panels[0], runs, strict=True):
+        lines = sorted(run["lines"], key=lambda line: line["rate"])
+        colours = ["#8F2A0A" if "transformers" in line["method"] else "#14458F" for line in lines]
+        spread = [[line["rate"] - line["low"] for line in lines], [line["high"] - line["rate"] for line in lines]]
+        panel.barh(
+            [line["method"] for line in lines],
+            [line["rate"] for line in lines],
+            color=colours,
+            xerr=spread,
+            ecolor="#59616B",
+        )
+        panel.set_title(f"{run['family']}, T = {run['temperature']:g}", fontsize=10)
+        panel.set_xlabel("tokens a second")
+        panel.grid(alpha=0.25, axis="x")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+TABLES = {
+    "verify": table, "bandit": bandit_table, "alpha": alpha_table, "decode": decode_table, "batch": batch_table, "shapes": shapes_table,
+}  # fmt: skip
+PLOTS = {"verify": plot, "decode": plot_decode}

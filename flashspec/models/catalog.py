@@ -182,7 +182,7 @@ def load_family(
 ) -> Family:
     """Load family `name`, or any `target` with `drafters` (embedded names, hub ids, local folders).
 
-    device: "auto", "cpu" or "cuda". four_bit: NF4 weights through bitsandbytes for the target. layout: on a CPU, how the weights of
+    device: "auto", "cpu", "cuda", or "spread": the target's layers over all GPUs. four_bit: NF4 weights through bitsandbytes for the target. layout: on a CPU, how the weights of
     Llama-form models lie ("int8", "bfloat16", "float32"; "auto": the fastest here); on a GPU "graphs"; "transformers" for its own forward.
     Raises ValueError with a sentence where a model or layout is not to be had, tokenizers differ, or a model cannot be cut back.
     """
@@ -194,9 +194,10 @@ def load_family(
         four_bit = four_bit or (entry.four_bit and torch.cuda.is_available() and find_spec("bitsandbytes") is not None)
     else:
         name, drafters = target, drafters or ()
-    device = choose_device(device)
+    spread = device == "spread"
+    device = choose_device("cuda" if spread else device)
     tokenizer = load_tokenizer(target)
-    module = load_model(target, device, four_bit)
+    module = load_model(target, device, four_bit, spread)
     probe(module, target)
     models = {}
     for drafter in drafters:
@@ -263,8 +264,8 @@ def _tokenizer(source: str) -> Any:
     return AutoTokenizer.from_pretrained(source)
 
 
-def load_model(name: str, device: str = "cpu", four_bit: bool = False) -> Any:
-    """A transformers causal language model, ready to be shared: evaluation mode, no gradients."""
+def load_model(name: str, device: str = "cpu", four_bit: bool = False, spread: bool = False) -> Any:
+    """A transformers causal language model, ready to be shared: evaluation mode, no gradients. spread: over all GPUs, by accelerate."""
     from transformers import AutoModelForCausalLM
 
     dtype = torch.float32
@@ -276,11 +277,13 @@ def load_model(name: str, device: str = "cpu", four_bit: bool = False) -> Any:
     if (Path(source) / packing.WEIGHTS).exists():
         return packing.load_packed(Path(source), dtype).to(device)
     extra: dict[str, Any] = {"quantization_config": _four_bit(dtype), "device_map": device} if four_bit else {}
+    if spread:
+        extra["device_map"] = "auto"
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True, **extra)
     except (OSError, ValueError) as error:
         raise ValueError(f"{name} cannot be loaded as a causal language model: {error}") from error
-    return (model if four_bit else model.to(device)).eval().requires_grad_(False)
+    return (model if extra else model.to(device)).eval().requires_grad_(False)
 
 
 def pull_model(name: str) -> Path:

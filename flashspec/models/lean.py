@@ -125,8 +125,9 @@ def suits(model: Any) -> bool:
 
 
 def plain_llama(model: Any) -> bool:
-    """Whether `model` is a plain Llama: no bias, no quantised modules, one kind of RoPE."""
-    if type(model).__name__ != "LlamaForCausalLM" or getattr(model, "is_quantized", False):
+    """Whether `model` is a plain Llama on one device: no bias, no quantised modules, one kind of RoPE."""
+    spread = len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
+    if type(model).__name__ != "LlamaForCausalLM" or getattr(model, "is_quantized", False) or spread:
         return False
     config = model.config
     rope = getattr(config, "rope_parameters", None) or {}

@@ -22,13 +22,13 @@ from flashspec.bandits.simulators import geometric, play
 from flashspec.exactness import FAULTS
 from flashspec.records import Arm
 from flashspec.sampling import SamplingParams, warp
+from flashspec.ui.figures import BLUE, COLOURS, GREY, RED, dressed
 from flashspec.verifiers import rules
 from flashspec.verifiers.base import Draft, Settings
 from flashspec.verifiers.reference import ReferenceVerifier
 from flashspec.verifiers.rules import RULES, TOKEN, Rule
 
 ALPHA = 0.001  # a test below this rejects: one false alarm in a thousand
-BLUE, RED, OCHRE, TEAL, GREY = "#4A6FD0", "#C4552B", "#A88100", "#12958B", "#7A838D"
 
 SOUND = "none: the verifier as it is"
 _RULE_FAULTS = {  # faults of exactness.FAULTS that are an exchanged formula, with the rule that they spoil
@@ -212,7 +212,7 @@ def samples_lab(error: float) -> tuple[str, Any]:
         go.Bar(name=f"{n:,} samples", x=list(names), y=[power[name, n] for name in names], marker_color=colour, text=[f"{power[name, n]:.0%}" for name in names])
         for n, colour in ((1_000, GREY), (10_000, BLUE))
     ]  # fmt: skip
-    return text, _dressed(go.Figure(bars), "experiments that catch it", percent=True)
+    return text, dressed(go.Figure(bars), "experiments that catch it", percent=True)
 
 
 Shape = tuple[int, int, int]  # B, γ, V
@@ -308,9 +308,7 @@ def arena(
 
     figure, finals = go.Figure(), dict[str, float]()
     at = np.arange(rounds)
-    for name, colour in zip(
-        policies, (BLUE, RED, OCHRE, TEAL, GREY, "#8E5BB5", "#3B8F4D", "#B05080", "#6A727C"), strict=False
-    ):
+    for name, colour in zip(policies, COLOURS, strict=False):
         history = play(bandits.policy(name, arms, table, runs=runs), world, rounds)
         lost = 1000 * history.lost.cumsum(0)
         finals[name] = float(lost[-1].mean())
@@ -326,7 +324,7 @@ def arena(
         text += (
             f"UCB1's guarantee for these arms allows {1000 * bound:,.0f} ms: true for it, and far from what happens."
         )
-    return text, _dressed(figure, "milliseconds lost (mean)", x="rounds")
+    return text, dressed(figure, "milliseconds lost (mean)", x="rounds")
 
 
 def kernel_lab() -> tuple[str, Any]:
@@ -360,7 +358,7 @@ def kernel_lab() -> tuple[str, Any]:
         f"{where}: {result['device']}, {result['date']}. Token rule, γ = 4, one verification inside a CUDA graph. Triton is {min(ratios):.1f} to {max(ratios):.1f} times as fast as eager "
         f"PyTorch; **slower at: {losers or 'no shape'}**."
     )
-    return text, _dressed(figure, "µs a verification", x="requests × vocabulary")
+    return text, dressed(figure, "µs a verification", x="requests × vocabulary")
 
 
 def capabilities() -> str:
@@ -422,17 +420,4 @@ def _bars(found: Draws, title: str) -> Any:
             go.Bar(name="10,000 draws", x=names, y=found.first, marker_color=RED if found.rejected else BLUE),
         ]
     )  # fmt: skip
-    return _dressed(figure, "share", x=title)
-
-
-def _dressed(figure: Any, y: str, x: str = "", percent: bool = False) -> Any:
-    """Sizes and colours for both themes: transparent paper; the style sheet gives text and lines the page's ink."""
-    figure.update_layout(
-        height=320, margin={"l": 48, "r": 8, "t": 8, "b": 40}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
-        legend={"orientation": "h", "y": 1.18, "x": 0}, hovermode="x unified", font={"size": 13, "family": "ui-sans-serif, system-ui, sans-serif"},
-    )  # fmt: skip
-    figure.update_xaxes(title=x, gridcolor="rgba(128,128,128,.2)", zeroline=False)
-    figure.update_yaxes(
-        title=y, gridcolor="rgba(128,128,128,.25)", zeroline=False, tickformat=".0%" if percent else None
-    )
-    return figure
+    return dressed(figure, "share", x=title)

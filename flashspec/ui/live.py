@@ -129,11 +129,16 @@ def prepare(controls: Controls) -> Run:
 
 
 def messages(
-    controls: Controls, clock: Callable[[], float] = time.monotonic, analysed: bool = True, lane: str = ""
+    controls: Controls,
+    clock: Callable[[], float] = time.monotonic,
+    analysed: bool = True,
+    lane: str = "",
+    keep: Callable[[Trace, dict[str, Any] | None], None] = lambda trace, regret: None,
 ) -> Iterator[str]:
     """Messages of one run, batched; the last but one, or the last, has "done". Closing the iterator ends the run within a round.
 
-    analysed: add regret by exact replay when the text is finished. lane: a name that every message carries, where several runs are shown.
+    analysed: add regret by exact replay when the text is finished; `keep` is then given it with the trace. lane: a name that every message
+    carries, where several runs are shown.
     """
     stream = _Stream(lane)
     yield stream.message()  # empties the page at once
@@ -161,6 +166,7 @@ def messages(
     if analysed and kept:
         trace = run.trace(controls.prompt, kept)
         found = analysis.regret_of(trace, run.decoder, run.arms, costs(controls), run.prompt)
+        keep(trace, found)
         yield stream.message(done=True, regret=found)
 
 

@@ -14,7 +14,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from flashspec import bandits
 from flashspec.models.catalog import FAMILIES, assets, drafter_names, is_local
 from flashspec.records import Trace
-from flashspec.ui import labs, live
+from flashspec.ui import figures, labs, live
 from flashspec.verifiers import on_gpu, reason_without_triton
 from flashspec.verifiers.rules import RULES
 
@@ -42,12 +42,13 @@ def build(family: str = "embedded") -> gr.Blocks:
     live.family(family)  # the first visitor finds the models loaded
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as demo:
         gr.HTML(HEADER, apply_default_css=False)
-        controls, generate, stop = _controls(family)
+        controls, start, stop = _controls(family)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Live", id="live"):
                 view = _component(
                     "live", ["common", "run", "inspector", "charts", "live", "tour"], _asset("recording.json")
                 )
+                last = _analysis()
             with gr.Tab("Race", id="race"):
                 racing = _race(controls)
             with gr.Tab("Labs", id="labs"):
@@ -57,12 +58,12 @@ def build(family: str = "embedded") -> gr.Blocks:
         # One decode at a time: on a small machine two would make each other ten times slower, not half as fast.
         engine: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "engine", "api_visibility": "private"}
         run = gr.on(
-            [generate.click, controls[0].submit],
+            [start.click, controls[0].submit],
             _on_gpu(_run),
             controls,
-            view,
+            [view, last],
             show_progress="minimal",
-            show_progress_on=[generate],
+            show_progress_on=[start],
             **engine,
         )
         button, against, lanes = racing
@@ -76,7 +77,7 @@ def build(family: str = "embedded") -> gr.Blocks:
         )
         stop.click(None, cancels=[run, raced])
         demo.load(_from_link, None, controls, api_visibility="private", queue=False, show_progress="hidden")
-        gr.api(_on_gpu(_api), api_name="generate", concurrency_limit=1, concurrency_id="engine")
+        gr.api(_on_gpu(generate), api_name="generate", concurrency_limit=1, concurrency_id="engine")
     return demo
 
 
@@ -161,6 +162,27 @@ def _race(controls: list[Any]) -> tuple[gr.Button, Any, gr.HTML]:
         against = gr.Dropdown(choices, value="plain", label="Race", elem_id="against", min_width=260)
         button = gr.Button("Start the race", variant="primary", elem_id="start-race")
     return button, against, _component("race", ["common", "run", "race"])
+
+
+def _analysis() -> gr.State:
+    """Figures of the last finished run, drawn when they are asked for: Plotly is large, and the page should come at once."""
+    last = gr.State()
+    with gr.Accordion("Take the last run apart", open=False, elem_id="analysis"):
+        draw = gr.Button("Draw its figures", elem_id="draw-analysis", elem_classes="fs-run")
+        said = gr.Markdown("Generate a text first; its figures are drawn here.", elem_classes="fs-answer")
+        shown = []
+        for row in (
+            ("Where the time went", "Accepted by depth"),
+            ("Speed along the text", "Seconds lost, by exact replay"),
+        ):
+            with gr.Row():
+                shown += [
+                    gr.Plot(label=title, visible="hidden", min_width=320, elem_classes="fs-plot") for title in row
+                ]
+    draw.click(
+        _figures, last, [said, *shown], api_visibility="private", show_progress="minimal", show_progress_on=[said]
+    )
+    return last
 
 
 def _labs() -> None:
@@ -290,8 +312,19 @@ def _on_gpu(function: Any) -> Any:
     return spaces.GPU(duration=lambda *values, **named: int(live.MAX_SECONDS))(function)
 
 
-def _run(*values: Any) -> Iterator[str]:
-    yield from live.messages(live.Controls(*values))
+def _run(*values: Any) -> Iterator[tuple[Any, Any]]:
+    """Messages for the component, and at the end what is kept of the run for its figures."""
+    kept: list[Any] = []
+    for message in live.messages(live.Controls(*values), keep=lambda *found: kept.extend(found)):
+        yield message, kept or gr.skip()
+
+
+def _figures(last: list[Any] | None) -> list[Any]:
+    if not last:
+        return ["There is no finished run yet; press Generate first.", *[gr.skip()] * 4]
+    trace, regret = last
+    said = f"{len(trace.rounds)} rounds. {regret['verdict'] if regret else ''}"
+    return [said, *(gr.update(value=figure, visible=True) for figure in figures.of_run(trace, regret))]
 
 
 def _run_race(*values: Any) -> Iterator[str]:
@@ -310,7 +343,7 @@ def _arena(
     return labs.arena((nano, tiny), (plain_ms, nano_ms, tiny_ms), names)
 
 
-def _api(
+def generate(
     prompt: str,
     family: str = "embedded",
     drafter: str = live.BANDIT,

@@ -333,3 +333,24 @@ def test_no_delta_is_dropped_at_a_hundred_tokens_a_second(page) -> None:
     assert result["lost"] == 0
     assert result["drawn"] == result["tokens"] > 0
     assert result["emitted"] == recorded[-1]["totals"]["tokens"]
+
+
+def test_the_last_run_is_taken_apart(page) -> None:
+    page.click("#analysis button.label-wrap")
+    page.click("#draw-analysis")
+    page.wait_for_function("document.querySelector('#analysis').innerText.includes('no finished run yet')")
+    generate(page)
+    page.wait_for_function("document.querySelectorAll('[data-chart=regret] path').length === 3")
+    page.wait_for_timeout(300)  # what is kept of the run follows its last message
+    page.click("#draw-analysis")
+    page.wait_for_function(
+        "document.querySelectorAll('#analysis .js-plotly-plot .xaxislayer-above').length === 4", timeout=30_000
+    )
+    rounds = page.evaluate(f"{STATE}.rounds.length")
+    assert f"{rounds} rounds" in page.inner_text("#analysis")
+    played = page.evaluate(f"new Set({STATE}.rounds.map((round) => round.arm)).size")
+    assert page.locator("#analysis .js-plotly-plot").first.locator(".ytick").count() == played
+    for width in (390, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(600)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -198,7 +198,38 @@ def test_repetition_counts_what_stood_before() -> None:
     assert repetition([7] * 10) == pytest.approx(6 / 7)
 
 
-@pytest.mark.parametrize("name", ["bandit_cpu", "alpha", "decode_cpu"])
+@pytest.mark.parametrize("name", ["bandit_cpu", "alpha", "decode_cpu", "decode_h200", "batch_h200", "shapes_h200"])
 def test_readme_shows_the_saved_results(name) -> None:
     result = report.load(ROOT / "assets" / "benchmarks" / f"{name}.json")
     assert report.TABLES[result["benchmark"]](result) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_break_even_is_where_tokens_just_pay() -> None:
+    from flashspec.bench.shapes import break_even
+
+    alpha = break_even(1.75, 2)
+    assert alpha is not None
+    assert 1 + alpha + alpha**2 == pytest.approx(1.75)
+    assert break_even(0.9, 3) == 0.0  # a round that costs less than a plain step
+    assert break_even(4.01, 3) is None
+
+
+@pytest.mark.parametrize("name", ["batch", "shapes"])
+def test_benchmarks_for_a_gpu_say_so_without_one(name, capsys) -> None:
+    if torch.cuda.is_available():
+        return
+    assert cli.main(["bench", name]) == 2
+    assert "GPU" in capsys.readouterr().err
+
+
+def test_a_plot_that_is_not_there_gets_a_sentence(capsys, tmp_path) -> None:
+    saved = ROOT / "assets" / "benchmarks" / "shapes_h200.json"
+    assert cli.main(["bench", "report", str(saved), "--plot", str(tmp_path / "x.svg")]) == 2
+    assert "no plot of a shapes result" in capsys.readouterr().err
+
+
+def test_plot_of_decoding_shows_every_contestant(tmp_path) -> None:
+    saved = ROOT / "assets" / "benchmarks" / "decode_h200.json"
+    pytest.importorskip("matplotlib")
+    report.plot_decode(report.load(saved), tmp_path / "x.svg")
+    assert (tmp_path / "x.svg").stat().st_size > 10_000

@@ -8,7 +8,7 @@ from worlds import ids, llama
 
 from flashspec.bandits import Fixed
 from flashspec.engine import Request
-from flashspec.models import catalog, packing, tokenizers
+from flashspec.models import catalog, lean, packing, tokenizers
 from flashspec.models.catalog import load_family
 from flashspec.records import Arm
 from flashspec.sampling import SamplingParams
@@ -138,3 +138,24 @@ def test_configurations_of_the_assets_are_plain() -> None:
         config = json.loads((catalog.assets() / "models" / name / "config.json").read_text())
         assert config["model_type"] == "llama"
         assert "auto_map" not in config
+
+
+def test_a_target_spread_over_gpus_is_placed_by_accelerate(folder, monkeypatch) -> None:
+    """Without a GPU accelerate has only the processor to spread over; layers, dtype and text are those of an ordinary load."""
+    target = folder("target")
+    with pytest.raises(ValueError, match="No CUDA device"):
+        load_family(target=target, device="spread")
+    alone = load_family(target=target, device="cpu", layout="transformers")
+    monkeypatch.setattr(catalog, "choose_device", lambda wanted: "cpu")
+    spread = load_family(target=target, device="spread", layout="transformers")
+    assert spread.target.hf_device_map
+    request = Request(12, SamplingParams(temperature=0), candidates=0)
+    found = [list(some.decoder().rounds([1, 2, 3], request, Fixed(Arm("early-exit", 2)))) for some in (alone, spread)]
+    assert ids(found[0]) == ids(found[1])
+
+
+def test_a_model_on_several_devices_is_not_taken_for_a_plain_one() -> None:
+    model = llama()
+    assert lean.suits(model)
+    model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
+    assert not lean.suits(model)

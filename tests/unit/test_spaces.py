@@ -37,7 +37,7 @@ def test_spaces_comes_first_and_every_run_borrows_a_gpu(tmp_path) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "('_api', 120), ('_run', 120), ('_run_race', 120)" in done.stdout
+    assert "('_run', 120), ('_run_race', 120), ('generate', 120)" in done.stdout
 
 
 def test_space_card_names_what_runs() -> None:
