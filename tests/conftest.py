@@ -1,7 +1,10 @@
-"""Fixtures shared by all rooms. Two threads on two cores, waiting as on the page."""
+"""Fixtures shared by all rooms. Every worker has its share of the cores, whose threads wait as on the page."""
 
 import os
 
+os.environ.setdefault(
+    "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
+)
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

@@ -182,8 +182,9 @@ def load_family(
 ) -> Family:
     """Load family `name`, or any `target` with `drafters` (embedded names, hub ids, local folders).
 
-    device: "auto", "cpu", "cuda", or "spread": the target's layers over all GPUs. four_bit: NF4 weights through bitsandbytes for the target. layout: on a CPU, how the weights of
-    Llama-form models lie ("int8", "bfloat16", "float32"; "auto": the fastest here); on a GPU "graphs"; "transformers" for its own forward.
+    device: "auto", "cpu", "cuda", or "spread": the target's layers over all GPUs. four_bit: NF4 weights through bitsandbytes for the target.
+    layout: on a CPU, how the weights of Llama-form models lie ("int8", "bfloat16", "float32"; "auto": the fastest here); on a GPU "graphs";
+    "transformers" for its own forward.
     Raises ValueError with a sentence where a model or layout is not to be had, tokenizers differ, or a model cannot be cut back.
     """
     if target is None:

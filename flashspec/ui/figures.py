@@ -24,7 +24,12 @@ WINDOW = 8  # rounds over which the speed along a text is taken
 
 def of_run(trace: Trace, regret: dict[str, Any] | None) -> list[Any]:
     """What a run was made of: time by arm, acceptance by depth, speed along the text, seconds lost."""
-    return [where_time_went(trace.rounds), accepted_by_depth(trace.rounds), speed(trace.rounds), seconds_lost(regret)]
+    found = [where_time_went(trace.rounds), accepted_by_depth(trace.rounds), speed(trace.rounds), seconds_lost(regret)]
+    for figure in found:  # the component's label stands at the top, so the legend goes below the axis
+        figure.update_layout(height=380, margin_t=44, legend={"y": -0.2, "yanchor": "top", "traceorder": "normal"})
+        figure.update_xaxes(title_standoff=6, automargin=True)
+    found[0].update_layout(height=max(380, 140 + 44 * len(found[0].data[0].y)))
+    return found
 
 
 def where_time_went(rounds: Sequence[Round]) -> Any:
@@ -35,14 +40,16 @@ def where_time_went(rounds: Sequence[Round]) -> Any:
     names = [f"{arm} ({len(some)})" for arm, some in played.items()]
     bars = [
         go.Bar(
-            name=part.replace("_", " "), y=names, orientation="h", marker_color=colour,
+            name=part.replace("_", " "), y=names, orientation="h", width=0.42, marker_color=colour,
             x=[1000 * float(np.mean([getattr(round.seconds, part) for round in some])) for some in played.values()],
         )
         for part, colour in PARTS
     ]  # fmt: skip
-    figure = dressed(go.Figure(bars), "", x="ms a round (rounds played)")
+    figure = dressed(go.Figure(bars), "", x="ms a round (rounds)")
     figure.update_layout(barmode="stack", hovermode="y unified")
-    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_yaxes(autorange="reversed", showticklabels=False)
+    for name in names:  # above its bar, where a phone has room for it
+        figure.add_annotation(x=0, y=name, text=name, showarrow=False, xanchor="left", yanchor="bottom", yshift=9)
     return figure
 
 
@@ -88,14 +95,15 @@ def seconds_lost(regret: dict[str, Any] | None) -> Any:
 
     lines = []
     if regret:
+        ends = [regret["tokens"][0], regret["tokens"][-1]]
+        lines.append(go.Scatter(name=f"always {regret['best']}", x=ends, y=[0, 0], mode="lines", line_color=GREY))
         for name, label, colour in (
             ("run", "this run", BLUE),
             ("rule", "hand rule", OCHRE),
             ("oracle", "oracle", TEAL),
         ):
             lines.append(go.Scatter(name=label, x=regret["tokens"], y=regret[name], mode="lines", line_color=colour))
-    against = f"seconds more than {regret['best']}" if regret else "seconds lost"
-    return dressed(go.Figure(lines), against, x="tokens written")
+    return dressed(go.Figure(lines), "seconds lost", x="tokens written")
 
 
 def dressed(figure: Any, y: str, x: str = "", percent: bool = False) -> Any:

@@ -69,7 +69,8 @@ def test_generate_streams_coloured_tokens(page) -> None:
     }
     assert borders == {"solid", "dashed", "double", "dotted"}
     figures = state["figures"]
-    assert page.inner_text("[data-figure=rate]") == f"{figures['tokens'] / figures['seconds']:.1f}"
+    rate = figures["tokens"] / figures["seconds"]
+    assert float(page.inner_text("[data-figure=rate]")) == pytest.approx(rate, abs=0.051)  # a half may round either way
     assert page.inner_text("[data-figure=pass]") == f"{figures['tokens'] / figures['rounds']:.2f}"
     assert page.inner_text("[data-figure=accepted]") == f"{round(100 * figures['accepted'] / figures['drafted'])} %"
 

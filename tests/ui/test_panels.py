@@ -348,8 +348,8 @@ def test_the_last_run_is_taken_apart(page) -> None:
     )
     rounds = page.evaluate(f"{STATE}.rounds.length")
     assert f"{rounds} rounds" in page.inner_text("#analysis")
-    played = page.evaluate(f"new Set({STATE}.rounds.map((round) => round.arm)).size")
-    assert page.locator("#analysis .js-plotly-plot").first.locator(".ytick").count() == played
+    played = page.evaluate(f"new Set({STATE}.rounds.map((round) => String(round.arm))).size")
+    assert page.locator("#analysis .js-plotly-plot").first.locator(".annotation").count() == played
     for width in (390, 1440):
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_timeout(600)

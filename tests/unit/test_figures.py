@@ -38,7 +38,7 @@ def test_figures_show_the_rounds(trace) -> None:
     assert lines["other γ=3"].y[0] == sum(r.tau > 0 for r in some) / len(some)
     assert speed.data[1].x[-1] == sum(len(r.emitted) for r in trace.rounds)
     assert speed.data[1].y[-1] == pytest.approx(speed.data[1].x[-1] / sum(r.seconds.total for r in trace.rounds))
-    assert [line.name for line in lost.data] == ["this run", "hand rule", "oracle"]
+    assert [line.name for line in lost.data] == ["always draft γ=2", "this run", "hand rule", "oracle"]
 
 
 def test_without_a_replay_the_last_figure_is_empty(trace) -> None:

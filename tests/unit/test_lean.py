@@ -81,7 +81,7 @@ def test_the_fastest_layout_is_measured_and_taken(embedded_float32) -> None:
 
 
 def test_a_layout_that_cannot_be_had_gets_a_sentence() -> None:
-    with pytest.raises(ValueError, match="choose auto, transformers"):
+    with pytest.raises(ValueError, match="choose one of auto, transformers"):
         load_family("embedded", layout="int2")
 
 

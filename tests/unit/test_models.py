@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from worlds import ids, llama
 
 from flashspec.bandits import Fixed
@@ -147,8 +147,11 @@ def test_a_target_spread_over_gpus_is_placed_by_accelerate(folder, monkeypatch) 
         load_family(target=target, device="spread")
     alone = load_family(target=target, device="cpu", layout="transformers")
     monkeypatch.setattr(catalog, "choose_device", lambda wanted: "cpu")
+    load, asked = AutoModelForCausalLM.from_pretrained, list[object]()
+    keep = lambda *where, **how: asked.append(how.get("device_map")) or load(*where, **how)  # noqa: E731
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", keep)
     spread = load_family(target=target, device="spread", layout="transformers")
-    assert spread.target.hf_device_map
+    assert asked == ["auto"]
     request = Request(12, SamplingParams(temperature=0), candidates=0)
     found = [list(some.decoder().rounds([1, 2, 3], request, Fixed(Arm("early-exit", 2)))) for some in (alone, spread)]
     assert ids(found[0]) == ids(found[1])
