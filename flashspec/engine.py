@@ -69,7 +69,9 @@ class Block(NamedTuple):
     """What was drafted: the ids and the distributions they were drawn from."""
 
     ids: list[int]
-    q: Tensor | None  # [1, γ, V] float32; None where every token was certain (lookup, greedy): q is one-hot
+    q: (
+        Tensor | None
+    )  # [1, γ, V] float32; None where every token was certain (lookup, greedy), or where the grounds have it
     caught_up: int
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
@@ -65,7 +66,7 @@ class Board:
         self.known: list[list[int]] = [[] for _ in range(batch)]  # the committed texts
         self.held = {name: [0] * batch for name in fused}  # leading positions of them at which a model's cache is right
         self.rule = "token"
-        self.settings = Settings.of(Request().sampling, batch, device)
+        self.settings = self._asked = Settings.of(Request().sampling, batch, device)
         self._captures = captures and device.type == "cuda"
         self._vocabulary = fused[self.target].vocabulary
         self._nothing = torch.zeros(batch, 0, dtype=torch.int64, device=device)
@@ -87,8 +88,9 @@ class Board:
         self.seed.copy_(torch.cat([rng.seeds(request.seed) for request in requests]))
         self.active.fill_(1)
         fresh = Settings.of([request.sampling for request in requests], len(requests), self.device)
-        self.settings = self._settings.setdefault(fresh.cuts, fresh)
-        for column in ("temperature", "top_k", "top_p", "min_p"):  # the graphs read these very tensors
+        # Graphs read the tensors of the first settings with these cuts; the PyTorch verifier looks at the requests themselves.
+        self.settings, self._asked = self._settings.setdefault(fresh.cuts, fresh), fresh
+        for column in ("temperature", "top_k", "top_p", "min_p"):
             getattr(self.settings, column).copy_(getattr(fresh, column))
         self.rule = requests[0].rule
         self.read(self.target, 1)
@@ -130,9 +132,9 @@ class Board:
         soft, ragged = name is not None, lengths is not None
         if isinstance(self.verifier, TritonVerifier):
             key = ("verify", gamma, soft, ragged, self.rule, self.settings.cuts)
-            self._run(key, lambda: self._verify(gamma, soft, ragged))
+            self._run(key, lambda: self._verify(gamma, soft, ragged, self.settings))
         else:
-            self._verify(gamma, soft, ragged)
+            self._verify(gamma, soft, ragged, self._asked)
         self._turn += 1
         result = self._host_results(gamma)[self._turn % 2]
         result.copy_(self._result(gamma), non_blocking=True)
@@ -183,9 +185,9 @@ class Board:
     def _read_block(self, gamma: int) -> None:
         self.models[self.target].forward(gamma + 1, -1, self._drafted(gamma), out=self.logits(gamma))
 
-    def _verify(self, gamma: int, soft: bool, ragged: bool) -> None:
+    def _verify(self, gamma: int, soft: bool, ragged: bool, settings: Settings) -> None:
         draft = replace(self.draft(gamma, soft), num_draft=self._lengths(gamma) if ragged else None)
-        verdict = self.verifier.verify(self.logits(gamma), draft, self.settings, self.rule, self.seed, self.text.length)
+        verdict = self.verifier.verify(self.logits(gamma), draft, settings, self.rule, self.seed, self.text.length)
         commit(draft.ids, verdict, self.active, self.text, self._result(gamma))
 
     def _shape(self, rows: int) -> tuple[int, int, int]:
@@ -296,6 +298,7 @@ class Pool:
             torch.cuda.synchronize(self.device)
         except Exception as error:  # whatever a compiler may throw: PyTorch goes on
             self.problem = f"The kernels cannot be compiled here ({type(error).__name__}: {error}), so PyTorch decodes."
+            warnings.warn(self.problem, stacklevel=1)
         else:
             done.set()
 
@@ -341,42 +344,46 @@ class GraphDecoder(SpeculativeDecoder):
         texts, streams = [list(prompt) for prompt in prompts], [TextStream(self.tokenizer, r.stop) for r in requests]
         name, gamma = (source.model.name, max(gammas)) if isinstance(source, ModelDrafter) else (None, 0)
         board = self.pool.take(self.verifier, len(texts), max(map(len, texts)) + max(budgets) + gamma)
-        board.prepare(texts, requests)
         running = dict.fromkeys(range(len(texts)))
-        for index in count():
-            clock = Clock(torch.device("cpu"))
-            rooms = [end - len(text) + len(prompt) for end, text, prompt in zip(budgets, texts, prompts, strict=True)]
-            lengths = [max(min(most, room - 1, gamma), 0) for most, room in zip(gammas, rooms, strict=True)]
-            flight = board.launch(name, [], gamma, lengths)
-            results, seconds = board.land(flight)
-            clock.split(*seconds)
-            taus = [result[-2] for result in results]
-            emissions = [
-                result[gamma : gamma + tau + 1] if row in running else []
-                for row, (result, tau) in enumerate(zip(results, taus, strict=True))
-            ]
-            board.grow(name, gamma, taus, emissions)
-            for row in list(running):
-                if results[row][-1] & UNUSABLE_ROW:
-                    raise ValueError(f"{self.target.name} gave logits that are not finite; load it in float32.")
-                block = Block(results[row][: lengths[row]], None, flight.missed)
-                emitted, pieces, stop = self._cut(emissions[row], streams[row], rooms[row], requests[row])
-                outcome = Outcome(taus[row], results[row][gamma + taus[row]], None, board.logits(gamma)[row])
-                tokens = self._describe(block, outcome, len(emitted), pieces, 0)
-                round = Round(
-                    index, len(texts[row]), Arm(drafter, gammas[row] if name else 0), lengths[row], requests[row].rule, self.verifier.name,
-                    *tokens,
-                    tau=min(taus[row], len(emitted)), caught_up=flight.missed, seconds=clock.seconds(),
-                    stop="context" if stop == "length" and budgets[row] < requests[row].max_new_tokens else stop, estimates=None,
-                )  # fmt: skip
-                texts[row] += emitted
-                if stop:
-                    del running[row]
-                yield row, round
-            if not running:
-                break
-            board.active.copy_(torch.tensor([row in running for row in range(len(texts))]))
-        self.pool.give_back(board)
+        try:
+            board.prepare(texts, requests)
+            for index in count():
+                clock = Clock(torch.device("cpu"))
+                rooms = [
+                    end - len(text) + len(prompt) for end, text, prompt in zip(budgets, texts, prompts, strict=True)
+                ]
+                lengths = [max(min(most, room - 1, gamma), 0) for most, room in zip(gammas, rooms, strict=True)]
+                flight = board.launch(name, [], gamma, lengths)
+                results, seconds = board.land(flight)
+                clock.split(*seconds)
+                taus = [result[-2] for result in results]
+                emissions = [
+                    result[gamma : gamma + tau + 1] if row in running else []
+                    for row, (result, tau) in enumerate(zip(results, taus, strict=True))
+                ]
+                board.grow(name, gamma, taus, emissions)
+                for row in list(running):
+                    if results[row][-1] & UNUSABLE_ROW:
+                        raise ValueError(f"{self.target.name} gave logits that are not finite; load it in float32.")
+                    block = Block(results[row][: lengths[row]], None, flight.missed)
+                    emitted, pieces, stop = self._cut(emissions[row], streams[row], rooms[row], requests[row])
+                    outcome = Outcome(taus[row], results[row][gamma + taus[row]], None, board.logits(gamma)[row])
+                    tokens = self._describe(block, outcome, len(emitted), pieces, 0)
+                    round = Round(
+                        index, len(texts[row]), Arm(drafter, gammas[row] if name else 0), lengths[row], requests[row].rule, self.verifier.name,
+                        *tokens,
+                        tau=min(taus[row], len(emitted)), caught_up=flight.missed, seconds=clock.seconds(),
+                        stop="context" if stop == "length" and budgets[row] < requests[row].max_new_tokens else stop, estimates=None,
+                    )  # fmt: skip
+                    texts[row] += emitted
+                    if stop:
+                        del running[row]
+                    yield row, round
+                if not running:
+                    return
+                board.active.copy_(torch.tensor([row in running for row in range(len(texts))]))
+        finally:
+            self.pool.give_back(board)
 
     def _begin(self, committed: list[int], request: Request, policy: Policy) -> None:
         drafters = [self.drafters[arm.drafter] for arm in policy.arms]

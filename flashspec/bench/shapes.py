@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from flashspec.engine import Request
-from flashspec.verifiers.triton import TritonVerifier
+from flashspec.sampling import SamplingParams
+from flashspec.verifiers import reason_without_triton
 
 if TYPE_CHECKING:
     from flashspec.models.fused import FusedLlama
@@ -48,6 +49,8 @@ def run(
     """Measure and print. Raises ValueError with a sentence without a GPU."""
     if shapes is None and not torch.cuda.is_available():
         raise ValueError("These shapes are measured on a GPU, and there is none here.")
+    if reason := reason_without_triton():
+        raise ValueError(reason)
     shapes, device = shapes or SHAPES, torch.device("cuda" if torch.cuda.is_available() else "cpu")
     write("Cost model: random weights, real times, no text. ms a round; break-even: acceptance that pays for it.\n")
     write(f"{'target':>7}{'drafter':>9}{'γ':>4}{'plain':>9}{'draft':>9}{'target':>9}{'verify':>9}{'break-even':>12}")
@@ -89,7 +92,7 @@ def _times(
 ) -> tuple[float, dict[int, Sequence[float]]]:
     """Median seconds of a plain step, and of draft, target and verification by γ, as the device itself counts them."""
     from flashspec.graphs import Board
-    from flashspec.sampling import SamplingParams
+    from flashspec.verifiers.triton import TritonVerifier
 
     models = {"target": random_llama(target, device), "draft": random_llama(drafter, device)}
     board = Board(models, TritonVerifier(), 1, 2 * TEXT, device)

@@ -13,6 +13,7 @@ from flashspec.records import Arm
 from flashspec.sampling import SamplingParams, warp
 from flashspec.target import CachedModel
 from flashspec.verifiers import load_verifier, reason_without_triton
+from flashspec.verifiers.reference import ReferenceVerifier
 
 pytestmark = pytest.mark.skipif(reason_without_triton() is not None, reason=str(reason_without_triton()))
 if reason_without_triton() is None:
@@ -133,6 +134,25 @@ def test_a_batch_that_cannot_be_gets_a_sentence(engines) -> None:
         next(graph.batch([PROMPT], [Request(4)], "lookup", [2]))
     with pytest.raises(ValueError, match="one rule"):
         next(graph.batch([PROMPT] * 2, [Request(4), Request(4, rule="block")], "draft", [2, 2]))
+
+
+def test_pytorch_verifies_on_a_board_with_the_settings_of_each_run(engines) -> None:
+    """One board, two runs: the second must not be judged with the first one's temperature."""
+    graph, plain = engines
+    graph.verifier = ReferenceVerifier()
+    for sampling in (SamplingParams(temperature=0.3), SamplingParams(temperature=1.6), SamplingParams(temperature=0)):
+        request = Request(6, sampling, "coupled", seed=4, candidates=0)
+        found = run(graph, PROMPT, request, "draft", 2)
+        assert ids(found) == ids(run(plain, PROMPT, request, "draft", 2))
+        assert found[0].backend == "torch"
+
+
+def test_triton_verifies_on_a_board_with_the_settings_of_each_run(engines) -> None:
+    graph, plain = engines
+    for sampling in (SamplingParams(temperature=0.3), SamplingParams(temperature=1.6)):
+        request = Request(5, sampling, "coupled", seed=4, candidates=0)
+        assert ids(run(graph, PROMPT, request, "draft", 2)) == ids(run(plain, PROMPT, request, "draft", 2))
+    assert len(graph.pool._spare) == 1
 
 
 def test_what_graphs_do_not_serve_runs_through_pytorch(engines) -> None:

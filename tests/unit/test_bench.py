@@ -8,6 +8,7 @@ import torch
 from flashspec import cli
 from flashspec.bench import baselines, report
 from flashspec.bench.workloads import workloads
+from flashspec.verifiers import reason_without_triton
 
 ROOT = Path(__file__).parents[2]
 SAVED = ROOT / "assets" / "benchmarks" / "verify_h200.json"
@@ -233,3 +234,16 @@ def test_plot_of_decoding_shows_every_contestant(tmp_path) -> None:
     pytest.importorskip("matplotlib")
     report.plot_decode(report.load(saved), tmp_path / "x.svg")
     assert (tmp_path / "x.svg").stat().st_size > 10_000
+
+
+@pytest.mark.skipif(reason_without_triton() is not None, reason=str(reason_without_triton()))
+def test_shapes_are_measured_in_the_interpreter_too(monkeypatch) -> None:
+    from flashspec.bench import shapes
+
+    small = shapes.Shape(layers=1, hidden=32, inner=48, heads=2, groups=1, width=16, vocabulary=60)
+    monkeypatch.setattr(shapes, "GAMMAS", (2,))
+    monkeypatch.setattr(shapes, "PAIRS", (("8B", "1B"),))
+    [line] = shapes.run(lambda text: None, repeats=1, shapes={"8B": small, "1B": small})["lines"]
+    assert min(line[part] for part in ("plain", "draft", "read", "verify")) > 0
+    cost = (line["draft"] + line["read"] + line["verify"]) / line["plain"]
+    assert line["break_even"] == shapes.break_even(cost, 2)

@@ -29,7 +29,7 @@ def test_the_wheel_runs_away_from_the_checkout(tmp_path) -> None:
         archive.extractall(tmp_path / "site")
     for needed in (
         "flashspec/assets/page/live.js", "flashspec/assets/page/recording.json", "flashspec/assets/models/tiny/model.int8.safetensors",
-        "flashspec/assets/prompts.json", "flashspec/assets/benchmarks/verify_h200.json", "flashspec/kernels/verify.py",
+        "flashspec/assets/prompts.json", "flashspec/assets/benchmarks/verify_h200.json", "flashspec/kernels/verify.py", "flashspec/kernels/forward.py",
     ):  # fmt: skip
         assert needed in names
     script = (
