@@ -126,6 +126,8 @@ def test_a_batch_equals_each_alone(engines) -> None:
         assert ids(found[row]) == ids(run(plain, prompt, request, "draft", gamma))
         assert found[row][-1].stop == "length"
         assert max(len(round.drafted) for round in found[row]) <= gamma
+    [board] = graph.pool._spare
+    assert board.text.length.tolist() == [len(text) for text in board.known]  # a finished row stands still
 
 
 def test_a_batch_that_cannot_be_gets_a_sentence(engines) -> None:
