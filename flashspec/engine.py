@@ -66,12 +66,13 @@ class Request:
 
 
 class Block(NamedTuple):
-    """What was drafted: the ids and the distributions they were drawn from."""
+    """What was drafted: the ids and the distributions they were drawn from.
+
+    q [1, γ, V] float32: None where every token was certain (lookup, greedy), so that q is one-hot, and where only the device needs it.
+    """
 
     ids: list[int]
-    q: (
-        Tensor | None
-    )  # [1, γ, V] float32; None where every token was certain (lookup, greedy), or where the grounds have it
+    q: Tensor | None
     caught_up: int
 
 

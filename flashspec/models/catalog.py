@@ -221,6 +221,8 @@ def _graphs(models: Mapping[str, Any], exit_layers: int, layout: str) -> Pool | 
     """All models of a family laid out for CUDA graphs, or nothing. Raises ValueError where they are asked for and cannot be had."""
     if layout not in ("auto", GRAPHS) or (layout == "auto" and next(iter(models.values())).device.type != "cuda"):
         return None
+    if layout == "auto" and os.environ.get("SPACES_ZERO_GPU"):
+        return None  # a GPU that is lent to a new process for every run, in which no graph would be used twice
     problem = reason_without_triton()
     if problem is None:
         from flashspec.graphs import Pool

@@ -7,34 +7,39 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from flashspec.kernels import thresholds, verify
+from flashspec.kernels import forward, thresholds, verify
 
 FLOAT, INT, LONG = "*fp32", "*i32", "*i64"
 WIDE = (
-    "target_ptr",
-    "draft_ptr",
-    "V",
-    "target_batch",
-    "target_row",
-    "draft_batch",
-    "draft_row",
-    "logits_ptr",
-    "batch_stride",
-    "row_stride",
-)
+    "target_ptr", "draft_ptr", "V", "target_batch", "target_row", "draft_batch", "draft_row", "logits_ptr", "batch_stride", "row_stride",
+    "x_ptr", "partial_ptr", "state_ptr", "gain_ptr", "weight_ptr", "table_ptr", "q_ptr", "keys_ptr", "values_ptr", "hidden_ptr", "D", "F", "C",
+)  # fmt: skip
 NAMES = {
     "ids_ptr": LONG, "num_draft_ptr": INT, "seed_ptr": LONG, "position_ptr": LONG, "key_ptr": LONG, "count_ptr": INT, "tokens_ptr": LONG, "tau_ptr": INT,
-    "status_ptr": INT, "top_k_ptr": INT, "accepted_ptr": "*i1", "first_ptr": INT,
+    "status_ptr": INT, "top_k_ptr": INT, "accepted_ptr": "*i1", "first_ptr": INT, "text_ptr": LONG, "drafted_ptr": LONG, "start_ptr": LONG,
+    "length_ptr": LONG, "active_ptr": INT, "out_ptr": LONG, "epsilon": "fp32",
 }  # fmt: skip
+WEIGHTS = (
+    "gain_ptr",
+    "weight_ptr",
+    "table_ptr",
+    "q_ptr",
+    "keys_ptr",
+    "values_ptr",
+    "hidden_ptr",
+)  # of the model's type
+SHARED = {75: 65_536, 80: 166_912, 90: 232_448}  # bytes that a program may have
 
 
-def compile_for(capability, kernel, constants, logits, warps):
+def compile_for(capability, kernel, constants, logits, warps, weights=FLOAT):
     signature, aligned = {}, {}
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
             kind = "constexpr"
         elif name in ("target_ptr", "draft_ptr", "logits_ptr"):
             kind = FLOAT if name == "draft_ptr" and constants.get("DRAFT") == 3 else logits
+        elif name in WEIGHTS:
+            kind = weights
         else:
             kind = NAMES.get(name, FLOAT if name.endswith("_ptr") else "i32")
         signature[name] = kind
@@ -42,7 +47,30 @@ def compile_for(capability, kernel, constants, logits, warps):
             aligned[(index,)] = [["tt.divisibility", 16]]
     values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    if compiled.metadata.shared > SHARED[capability]:
+        raise RuntimeError(f"{kernel.fn.__name__} {constants} wants {compiled.metadata.shared} bytes of shared memory")
+    return compiled
+
+
+def compile_forward(capability, weights):
+    """At the two widths of heads, with the blocks that `models/fused.py` takes for small and for large models."""
+    for width, rows, narrow, k in ((64, 16, 16, 64), (128, 16, 32, 128)):
+        blocks = {"BLOCK_M": rows, "BLOCK_N": narrow}
+        for kernel, constants in (
+            (forward.embed_kernel, {"BLOCK": 1024}),
+            (forward.qkv_kernel, {"W": width, "BLOCK_M": rows, "BLOCK_K": k}),
+            (forward.attention_kernel, {"W": width, "SHARED": 4, "BLOCK_Q": 16, "BLOCK_N": 64}),
+            (forward.attention_kernel, {"W": width, "SHARED": 4, "BLOCK_Q": 64, "BLOCK_N": 64}),
+            (forward.out_kernel, {"W": width, "SHARES": 4, **blocks}),
+            (forward.gate_up_kernel, {**blocks, "BLOCK_K": k}),
+            (forward.down_kernel, {**blocks, "BLOCK_K": 128}),
+            (forward.head_kernel, {**blocks, "BLOCK_N": 64, "BLOCK_K": k}),
+            (forward.draw_kernel, {"TILES": 1, "SHARES": 64, "TRUNCATE": True}),
+            (forward.commit_kernel, {"BLOCK": 32}),
+        ):
+            compile_for(capability, kernel, constants, FLOAT, 4, weights)
+    print(f"sm_{capability} forward")
 
 
 def main() -> None:
@@ -67,6 +95,7 @@ def main() -> None:
         constants = {"BITS": 16, "BLOCK": 4096, "TOP_K": True, "TOP_P": True, "MIN_P": True}
         compile_for(capability, thresholds.threshold_kernel, constants, logits, 16)
         print(f"sm_{capability} choose, accept, thresholds")
+        compile_forward(capability, logits)
 
 
 if __name__ == "__main__":

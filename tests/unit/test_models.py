@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from flashspec.models import catalog, lean, packing, tokenizers
 from flashspec.models.catalog import load_family
 from flashspec.records import Arm
 from flashspec.sampling import SamplingParams
+from flashspec.verifiers import reason_without_triton
 
 
 def word_tokenizer(words, **special) -> PreTrainedTokenizerFast:
@@ -162,3 +164,22 @@ def test_a_model_on_several_devices_is_not_taken_for_a_plain_one() -> None:
     assert lean.suits(model)
     model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
     assert not lean.suits(model)
+
+
+@pytest.mark.skipif(reason_without_triton() is not None, reason=str(reason_without_triton()))
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the kernels are compiled for it")
+def test_graphs_are_taken_where_they_serve(embedded_float32, monkeypatch) -> None:
+    """In Triton's interpreter, where a processor stands for the GPU."""
+    from flashspec.graphs import GraphDecoder
+
+    models = {"tiny": embedded_float32.target, **embedded_float32.models}
+    pool = catalog._graphs(models, 2, "graphs")
+    assert list(pool.fused) == ["tiny", "nano", "early-exit"]
+    assert len(pool.fused["early-exit"].layers) == 2
+    family = replace(embedded_float32, pool=pool)
+    assert family.layout == "graphs"
+    assert isinstance(family.decoder("triton"), GraphDecoder)
+    assert catalog._graphs(models, 2, "auto") is None  # no GPU is there
+    models["nano"] = llama(vocabulary=50)
+    with pytest.raises(ValueError, match="one vocabulary"):
+        catalog._graphs(models, 2, "graphs")
