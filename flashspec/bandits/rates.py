@@ -234,8 +234,8 @@ class ContextualThompson(Rated):
         source = self._who[self._match, chosen]
         drafted = np.where(self._is_lookup[source], 0, outcome.drafted)  # a lookup's own rounds are among its hits
         self._count(source, outcome.accepted, drafted)
-        if self._is_lookup.any():
-            self._count(np.full(self.runs, self._is_lookup.argmax()), outcome.hits, outcome.judged)
+        if "lookup" in self._sources:
+            self._count(np.full(self.runs, self._sources.index("lookup")), outcome.hits, outcome.judged)
         self._tokens = self.memory * self._tokens + outcome.tokens
         self._seconds = self.memory * self._seconds + outcome.seconds + outcome.catch_up
         self.measure(chosen, outcome, match=bool(self._match[0]))
