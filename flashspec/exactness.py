@@ -343,7 +343,10 @@ def gate(bench: Bench, texts: np.ndarray, params: SamplingParams, seed: int = 0)
     return [*results, TestResult("chi-square joint", _chi_square(texts, law))]
 
 
-def _chi_square(texts: np.ndarray, law: Callable[[tuple[int, ...]], np.ndarray], smallest: float = 5.0) -> float:
+SMALLEST = 5.0  # expected count of a cell that stands alone in a chi-square test
+
+
+def _chi_square(texts: np.ndarray, law: Callable[[tuple[int, ...]], np.ndarray]) -> float:
     samples, length = texts.shape
     expected: dict[tuple[int, ...], float] = {}
     waiting: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
@@ -353,17 +356,20 @@ def _chi_square(texts: np.ndarray, law: Callable[[tuple[int, ...]], np.ndarray],
             expected[output] = samples * chance
         else:
             waiting += [
-                ((*output, v), chance * x) for v, x in enumerate(law(output)) if samples * chance * x >= smallest
+                ((*output, v), chance * x) for v, x in enumerate(law(output)) if samples * chance * x >= SMALLEST
             ]
     observed = dict.fromkeys(expected, 0)
     for text in map(tuple, texts.tolist()):
         if text in observed:
             observed[text] += 1
-    counts, means = list(observed.values()), list(expected.values())
+    return chi_square(list(observed.values()), list(expected.values()), samples)
+
+
+def chi_square(counts: list[float], means: list[float], samples: int) -> float:
+    """p-value of the counts in the cells that stand alone, given their means, the rest of the samples being one more cell."""
     rest = samples - sum(means)
-    if rest >= smallest:
-        counts.append(samples - sum(counts))
-        means.append(rest)
+    if rest >= SMALLEST:
+        counts, means = [*counts, samples - sum(counts)], [*means, rest]
     elif samples > sum(counts) and rest < 1e-6 * samples:
         return 0.0  # a text that the target never writes
     if len(counts) < 2:

@@ -19,7 +19,7 @@ from flashspec import bandits, rng
 from flashspec.bandits import CostTable
 from flashspec.bandits.bounds import seconds_lost
 from flashspec.bandits.simulators import geometric, play
-from flashspec.exactness import FAULTS
+from flashspec.exactness import FAULTS, SMALLEST, chi_square
 from flashspec.records import Arm
 from flashspec.sampling import SamplingParams, warp
 from flashspec.ui.figures import BLUE, COLOURS, GREY, RED, dressed
@@ -131,15 +131,8 @@ def _tests(pairs: np.ndarray, law: np.ndarray, seed: int) -> tuple[float, float]
     counts = np.bincount(cell, minlength=vocabulary**2)
     if counts[joint == 0].any():
         return 0.0, 0.0  # a text that the target never writes
-    large = samples * joint >= 5
-    observed, expected = [*counts[large]], [*(samples * joint[large])]
-    rest = samples * joint[~large].sum()
-    if rest >= 5:
-        observed, expected = [*observed, counts[~large].sum()], [*expected, rest]
-    chi = 1.0
-    if len(observed) > 1:
-        scale = sum(observed) / sum(expected)
-        chi = float(stats.chisquare(observed, [scale * e for e in expected]).pvalue)
+    large = samples * joint >= SMALLEST
+    chi = chi_square(counts[large].tolist(), (samples * joint[large]).tolist(), samples)
     below = np.concatenate([[0.0], np.cumsum(joint)])
     spread = np.random.default_rng(seed).random(samples)
     return chi, float(stats.kstest(below[cell] + spread * joint[cell], "uniform").pvalue)
