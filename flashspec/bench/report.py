@@ -134,7 +134,8 @@ def decode_table(result: dict[str, Any]) -> str:
                 f"| {where} | {line['method']} | {line['rate']:.1f} | {line['low']:.1f}–{line['high']:.1f} | {line['of_reference']:.2f} | "
                 f"{line['of_plain']:.2f} | {first} |"
             )
-    return "\n".join(lines)
+    notes = dict.fromkeys(note for run in result["runs"] for note in run.get("notes", []))
+    return "\n".join([*lines, "", *(f"Note: {note}" for note in notes)]).rstrip()
 
 
 def batch_table(result: dict[str, Any]) -> str:
