@@ -22,6 +22,7 @@ def measure_costs(decoder: SpeculativeDecoder, arms: Sequence[Arm], request: Req
     Each arm plays at once, where a lookup has a match and a model little to read, and again, the first of every drafter after some plain
     rounds, which a model has to catch up with. The decoder should be one that nothing else uses. The seconds spent are about a hundred rounds.
     """
+    decoder.wait_until_ready(request, arms)
     endless = copy.copy(decoder)
     endless.eos = frozenset()
     prompt = decoder.tokenizer.encode(TEXT)

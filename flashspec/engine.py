@@ -152,6 +152,10 @@ class SpeculativeDecoder:
 
     # What a decoder of another kind does in its own way: `flashspec/graphs.py`.
 
+    def wait_until_ready(self, request: Request, arms: Sequence[Arm]) -> None:
+        """Return when such runs go as fast as they ever will: before costs are measured."""
+        return
+
     def _begin(self, committed: list[int], request: Request, policy: Policy) -> None:
         """Read the prompt but for its last token, which the first round reads."""
         if committed[:-1]:

@@ -273,14 +273,13 @@ class Pool:
         if self.device.type != "cuda":
             return True
         cuts = Settings.of(request.sampling, 1, "cpu").cuts
-        key = (request.rule, cuts, tuple(arms))
-        if key not in self._compiled:
-            self._compiled[key] = threading.Event()
-            work = threading.Thread(
-                target=self._compile, args=(self._compiled[key], request, arms, drafters), daemon=True
-            )
-            work.start()
-        return self._compiled[key].is_set()
+        keys = {arm: (request.rule, cuts, arm) for arm in arms}
+        missing = [arm for arm, key in keys.items() if key not in self._compiled]
+        if missing:
+            done = threading.Event()
+            self._compiled |= {keys[arm]: done for arm in missing}
+            threading.Thread(target=self._compile, args=(done, request, missing, drafters), daemon=True).start()
+        return all(self._compiled[key].is_set() for key in keys.values())
 
     def _compile(
         self, done: threading.Event, request: Request, arms: Sequence[Arm], drafters: Mapping[str, Drafter]
@@ -326,6 +325,10 @@ class GraphDecoder(SpeculativeDecoder):
             if self._run.board is not None:
                 self.pool.give_back(self._run.board)
             self._run = _Run(False, False, ())
+
+    def wait_until_ready(self, request: Request, arms: Sequence[Arm]) -> None:
+        while _is_served(request) and not (self.pool.problem or self.pool.is_ready(request, arms, self.drafters)):
+            time.sleep(0.05)
 
     def batch(
         self, prompts: Sequence[Sequence[int]], requests: Sequence[Request], drafter: str, gammas: Sequence[int]
@@ -413,7 +416,7 @@ class GraphDecoder(SpeculativeDecoder):
         model, ids = self._source(arm.drafter, gamma, committed)
         count = gamma if model is not None else len(ids)  # of drafted tokens
         full = arm.gamma if count else 0
-        flight = run.ahead or board.launch(model, ids, full, _unless([count], [full]))
+        flight = run.ahead or board.launch(model, ids, full, None if count == full else [count])
         run.ahead = None
         if run.steady and room >= 2 * (full + 1):  # whatever is accepted now, the next round is a whole one
             run.ahead = board.launch(model, ids, full, catch_up=False)
@@ -479,7 +482,3 @@ def parts(drafter: Drafter) -> tuple[Drafter, ...]:
 
 def _is_served(request: Request) -> bool:
     return not request.sampling.adjusts and request.stop_below == 0
-
-
-def _unless(values: list[int], usual: list[int]) -> list[int] | None:
-    return None if values == usual else values

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flashspec.bench.decode import generate
 from flashspec.engine import Request
 from flashspec.machine import describe
 from flashspec.models.catalog import Family
@@ -80,22 +81,7 @@ def _ours(family: Family, asked: list[list[int]], request: Request, seed: int, d
     return sum(len(round.emitted) for _, round in rounds)
 
 
-@torch.inference_mode()
 def _transformers(family: Family, asked: list[list[int]], request: Request, seed: int) -> int:
-    """The library's own batch, filled up on the left. Tokens up to the end of each row count."""
-    torch.manual_seed(seed)
-    longest, pad = max(map(len, asked)), min(family.eos)
-    device = family.target.device
-    ids = torch.tensor([[pad] * (longest - len(row)) + row for row in asked], device=device)
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in asked], device=device)
-    sampling = request.sampling
-    how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-    if sampling.temperature > 0:
-        how = {"do_sample": True, "temperature": sampling.temperature, "top_p": 1.0, "top_k": 0}
-    out = family.target.generate(
-        ids, attention_mask=mask, max_new_tokens=request.max_new_tokens, pad_token_id=pad, **how
-    )
-    ends = [
-        next((i + 1 for i, id in enumerate(row) if id in family.eos), len(row)) for row in out[:, longest:].tolist()
-    ]
-    return sum(ends)
+    """Tokens up to the end of each row count; what fills up a shorter one does not."""
+    rows = generate(family, asked, request, seed)
+    return sum(next((i + 1 for i, id in enumerate(row) if id in family.eos), len(row)) for row in rows)

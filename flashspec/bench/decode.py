@@ -115,7 +115,6 @@ def run(
 
 def _contestants(family: Family, request: Request, gguf: str | None) -> dict[str, Contestant]:
     decoder, arms = family.decoder(), family.arms()
-    _wait_for_kernels(decoder, arms, request)
     costs = measure_costs(decoder, arms, request)
     assistant = list(family.models)[-1]
     found: dict[str, Contestant] = {REFERENCE: _transformers(family, request, None)}
@@ -130,13 +129,6 @@ def _contestants(family: Family, request: Request, gguf: str | None) -> dict[str
     return found
 
 
-def _wait_for_kernels(decoder: SpeculativeDecoder, arms: Sequence[Arm], request: Request) -> None:
-    """Let a GPU's kernels be compiled for all arms, so that costs are measured on them and not on what runs meanwhile."""
-    pool = getattr(decoder, "pool", None)
-    while pool and not pool.problem and not pool.is_ready(request, arms, decoder.drafters):
-        time.sleep(0.1)
-
-
 def _ours(decoder: SpeculativeDecoder, request: Request, policy: Policy) -> Contestant:
     def answer(prompt: list[int], seed: int) -> tuple[list[int], float | None]:
         began, first, ids = time.perf_counter(), None, list[int]()
@@ -149,28 +141,28 @@ def _ours(decoder: SpeculativeDecoder, request: Request, policy: Policy) -> Cont
 
 
 def _transformers(family: Family, request: Request, assistant: str | None) -> Contestant:
-    """The library's own loop, with a model drafter or without."""
-    sampling = request.sampling
+    return lambda prompt, seed: (generate(family, [prompt], request, seed, assistant)[0], None)
+
+
+@torch.inference_mode()
+def generate(
+    family: Family, asked: Sequence[list[int]], request: Request, seed: int, assistant: str | None = None
+) -> list[list[int]]:
+    """The library's own loop, with a model drafter or without; prompts of different length are filled up on the left. New ids of each."""
+    torch.manual_seed(seed)
+    sampling, longest, pad = request.sampling, max(map(len, asked)), min(family.eos)
     how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     if sampling.temperature > 0:
         how = {"do_sample": True, "temperature": sampling.temperature, "top_p": 1.0, "top_k": 0}
     if assistant:
         how["assistant_model"] = family.models[assistant]
-
-    @torch.inference_mode()
-    def answer(prompt: list[int], seed: int) -> tuple[list[int], float | None]:
-        torch.manual_seed(seed)
-        ids = torch.tensor([prompt], device=family.target.device)
-        out = family.target.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=request.max_new_tokens,
-            pad_token_id=min(family.eos),
-            **how,
-        )
-        return out[0, len(prompt) :].tolist(), None
-
-    return answer
+    device = family.target.device
+    ids = torch.tensor([[pad] * (longest - len(row)) + row for row in asked], device=device)
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in asked], device=device)
+    out = family.target.generate(
+        ids, attention_mask=mask, max_new_tokens=request.max_new_tokens, pad_token_id=pad, **how
+    )
+    return out[:, longest:].tolist()
 
 
 def _llama(gguf: str, request: Request) -> Contestant:

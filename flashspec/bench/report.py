@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,7 @@ def decode_table(result: dict[str, Any]) -> str:
                 f"| {where} | {line['method']} | {line['rate']:.1f} | {line['low']:.1f}–{line['high']:.1f} | {line['of_reference']:.2f} | "
                 f"{line['of_plain']:.2f} | {first} |"
             )
-    notes = dict.fromkeys(note for run in result["runs"] for note in run.get("notes", []))
-    return "\n".join([*lines, "", *(f"Note: {note}" for note in notes)]).rstrip()
+    return _with_notes(lines, result)
 
 
 def batch_table(result: dict[str, Any]) -> str:
@@ -153,8 +153,7 @@ def batch_table(result: dict[str, Any]) -> str:
         for line in run["lines"]:
             rates = " | ".join(f"{line['rates'][name]:.0f}" for name in names)
             lines.append(f"| {where} | {line['rows']} | {rates} |")
-        lines += ["", *(f"Note: {note}" for note in run.get("notes", []))]
-    return "\n".join(lines).rstrip()
+    return _with_notes(lines, result)
 
 
 def shapes_table(result: dict[str, Any]) -> str:
@@ -173,6 +172,12 @@ def shapes_table(result: dict[str, Any]) -> str:
         even = "never" if line["break_even"] is None else f"{line['break_even']:.2f}"
         lines.append(f"| {line['target']} | {line['drafter']} | {line['gamma']} | {figures} | {even} |")
     return "\n".join(lines)
+
+
+def _with_notes(lines: Sequence[str], result: dict[str, Any]) -> str:
+    """A table, and below it what is to be known of its runs."""
+    notes = dict.fromkeys(note for run in result["runs"] for note in run.get("notes", []))
+    return "\n".join([*lines, "", *(f"Note: {note}" for note in notes)]).rstrip()
 
 
 def _alpha_cell(line: dict[str, Any] | None, most: float) -> str:
@@ -210,14 +215,20 @@ def write_into_readme(readme: Path, name: str, text: str) -> None:
     readme.write_text(new, encoding="utf-8")
 
 
-def plot(result: dict[str, Any], path: Path) -> None:
-    """µs against batch size at γ = 4, one panel a vocabulary. Needs matplotlib."""
+def _pyplot() -> Any:
+    """matplotlib for SVG files that are the same bytes every time."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "flashspec"
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def plot(result: dict[str, Any], path: Path) -> None:
+    """µs against batch size at γ = 4, one panel a vocabulary. Needs matplotlib."""
+    pyplot = _pyplot()
     vocabularies = sorted({row["V"] for row in result["rows"]})
     figure, panels = pyplot.subplots(1, len(vocabularies), figsize=(3.2 * len(vocabularies), 3.4), sharey=True)
     styles = {
@@ -251,12 +262,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 def plot_decode(result: dict[str, Any], path: Path) -> None:
     """Tokens per second of every contestant with its quartiles, one panel a temperature, the slowest at the bottom. Needs matplotlib."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "flashspec"
-    from matplotlib import pyplot
-
+    pyplot = _pyplot()
     runs = result["runs"]
     figure, panels = pyplot.subplots(1, len(runs), figsize=(5.2 * len(runs), 3.6), squeeze=False)
     for panel, run in zip(panels[0], runs, strict=True):

@@ -6,7 +6,6 @@ device memory, so that a CUDA graph of a forward serves every length of text (`f
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,11 +14,10 @@ import triton
 from torch import Tensor
 
 from flashspec.kernels import forward as source  # type: ignore[attr-defined]  # found through __path__
-from flashspec.models.lean import interleave, plain_llama
+from flashspec.models.lean import head_width, joined, plain_llama
 from flashspec.verifiers.base import Settings, Verdict
-from flashspec.verifiers.triton import row_thresholds
+from flashspec.verifiers.triton import INTERPRETED, row_thresholds
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ROWS = 16  # rows of a product's tile, the least that tensor cores take
 KEYS = 64  # keys of an attention block
 PREFILL = 64  # rows that are read at once of a prompt
@@ -57,23 +55,10 @@ class FusedLlama:
         """From a transformers model that `suits`, on its device and in its type."""
         config, base = model.config.get_text_config(), model.model
         heads, groups = config.num_attention_heads, config.num_key_value_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
-
-        def layer(module: Any) -> Layer:
-            attention, mlp = module.self_attn, module.mlp
-            q, k = (interleave(w.weight, n, width) for w, n in ((attention.q_proj, heads), (attention.k_proj, groups)))
-            return Layer(
-                torch.cat((q, k, attention.v_proj.weight)),
-                attention.o_proj.weight,
-                torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)),
-                mlp.down_proj.weight,
-                module.input_layernorm.weight,
-                module.post_attention_layernorm.weight,
-            )
-
+        width = head_width(config)
         with torch.no_grad():
             return cls(
-                tuple(layer(module) for module in base.layers), base.embed_tokens.weight, base.norm.weight,
+                tuple(Layer(*joined(layer, heads, groups, width)) for layer in base.layers), base.embed_tokens.weight, base.norm.weight,
                 model.get_output_embeddings().weight, base.rotary_emb.inv_freq.float(), base.rotary_emb.attention_scaling, heads, groups, width,
                 config.rms_norm_eps, config.max_position_embeddings,
             )  # fmt: skip
@@ -90,7 +75,7 @@ class FusedLlama:
 def suits(model: Any) -> bool:
     """Whether the kernels compute `model`: plain Llama on a CUDA device (or in the interpreter), heads of a power of two."""
     config = model.config.get_text_config()
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    width = head_width(config)
     placed = model.device.type == ("cpu" if INTERPRETED else "cuda")
     return placed and plain_llama(model) and width & (width - 1) == 0 and (INTERPRETED or 16 <= width <= 128)
 

@@ -46,7 +46,7 @@ class LeanLlama:
         config = model.config.get_text_config()
         self.layout = layout
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
-        self.width: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.width: int = head_width(config)
         self.epsilon: float = config.rms_norm_eps
         self.context_length: int = config.max_position_embeddings
         self.vocabulary: int = config.vocab_size
@@ -159,16 +159,28 @@ def _time(products: list[Product], inputs: list[tuple[Tensor, Tensor]]) -> float
 
 
 def _layer(layer: Any, heads: int, groups: int, width: int, product: Callable[[Tensor], Product]) -> Layer:
+    *weights, before_attention, before_mlp = joined(layer, heads, groups, width)
+    qkv, out, gate_up, down = map(product, weights)
+    return Layer(qkv, out, gate_up, down, before_attention.float(), before_mlp.float())
+
+
+def joined(layer: Any, heads: int, groups: int, width: int) -> tuple[Tensor, ...]:
+    """Weights of a decoder layer as few products: q/k/v with rows interleaved for RoPE, out, gate/up, down; and its two norms."""
     attention, mlp = layer.self_attn, layer.mlp
     q, k = (interleave(w.weight, n, width) for w, n in ((attention.q_proj, heads), (attention.k_proj, groups)))
-    return Layer(
-        product(torch.cat((q, k, attention.v_proj.weight))),
-        product(attention.o_proj.weight),
-        product(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))),
-        product(mlp.down_proj.weight),
-        layer.input_layernorm.weight.float(),
-        layer.post_attention_layernorm.weight.float(),
+    return (
+        torch.cat((q, k, attention.v_proj.weight)),
+        attention.o_proj.weight,
+        torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)),
+        mlp.down_proj.weight,
+        layer.input_layernorm.weight,
+        layer.post_attention_layernorm.weight,
     )
+
+
+def head_width(config: Any) -> int:
+    """Width of an attention head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def interleave(weight: Tensor, heads: int, width: int) -> Tensor:

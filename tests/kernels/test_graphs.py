@@ -203,3 +203,25 @@ def test_logits_that_are_not_finite_get_a_sentence(models, engines) -> None:
     graph.pool.fused = graph.pool.fused | {"target": FusedLlama.of(broken)}
     with pytest.raises(ValueError, match="not finite"):
         run(graph, PROMPT, Request(4, candidates=0))
+
+
+def test_kernels_are_compiled_once_for_every_arm(monkeypatch) -> None:
+    """Whoever plays an arm next finds its kernels; only what is new is compiled."""
+    compiled: list[list[Arm]] = []
+
+    def compile_now(self, done, request, arms, drafters) -> None:
+        compiled.append(list(arms))
+        done.set()
+
+    class Now:
+        def __init__(self, target, args, daemon) -> None:
+            self.start = lambda: target(*args)
+
+    monkeypatch.setattr(Pool, "_compile", compile_now)
+    monkeypatch.setattr("threading.Thread", Now)
+    pool, one, two = Pool({}, torch.device("cuda")), Arm("draft", 1), Arm("draft", 2)
+    assert pool.is_ready(Request(4), [one, two], {})
+    assert pool.is_ready(Request(4), [two, one, two], {})
+    assert pool.is_ready(Request(4), [one, Arm("plain", 0)], {})
+    assert pool.is_ready(Request(4, rule="block"), [one], {})
+    assert compiled == [[one, two], [Arm("plain", 0)], [one]]
