@@ -48,13 +48,14 @@ class Recipe:
     )
     context: int = 2048
     length: int = 1024  # tokens of a training row
-    write_batch: int = 2048  # chats written at once
+    chats: int = 2  # joined in a row: short ones are written faster, and first answers are the hardest to draft
+    write_batch: int = 4096  # chats written at once
     write_seconds: float = 300.0
     own_seconds: float = 60.0  # the student's own texts
     own_share: float = 0.33  # of the rows after half-time
     train_seconds: float = 1000.0
     batch: int = 48
-    rate: float = 2e-3  # of the smallest student; a wider one gets less
+    rate: float = 2e-3  # of the smallest student; a wider one gets less, and one that has learned before half of it
     floor: float = 0.02  # of the rate, at the end
     warm_up: float = 0.02  # of the schedule
     last_phase: float = 0.8  # from here on total variation
@@ -100,11 +101,9 @@ def _write_corpus(
     spent = float(spent_file.read_text()) if spent_file.exists() else 0.0
     scribe = None
     while spent < budget:
-        if time.monotonic() > ends:
-            return False
         began = time.monotonic()
         number = len(list(folder.glob(f"{name}-*.npy")))
-        scribe = scribe or Scribe(author, tokenizer, recipe.write_batch, recipe.length)
+        scribe = scribe or Scribe(author, tokenizer, recipe.write_batch, recipe.length // recipe.chats)
         seed = recipe.seed + 1000 * (name == "own") + number
         rows = scribe.write(openings(tokenizer, recipe.write_batch, seed), seed)
         np.save(folder / f"{name}-{number}.npy", rows.cpu().numpy().astype(np.uint16))
@@ -113,12 +112,17 @@ def _write_corpus(
         write(
             f"{name}: {(number + 1) * rows.numel() / 1e6:.1f} M tokens, {rows.numel() / (time.monotonic() - began):,.0f} a second"
         )
+        if time.monotonic() > ends:
+            return False  # behind at least one step, so that slices of any length come to an end
     return True
 
 
-def _rows(folder: Path, name: str) -> np.ndarray:
+def _texts(folder: Path, name: str, recipe: Recipe) -> tuple[np.ndarray, np.ndarray]:
+    """All chats that `name` wrote: (rows held out [held_out, length], chats to learn from [n, length / chats])."""
     files = sorted(folder.glob(f"{name}-*.npy"), key=lambda file: int(file.stem.split("-")[1]))
-    return np.concatenate([np.load(file) for file in files]) if files else np.zeros((0, 1), np.uint16)
+    chats = np.concatenate([np.load(file) for file in files])
+    first = min(recipe.held_out, len(chats) // recipe.chats // 2) * recipe.chats
+    return chats[:first].reshape(-1, recipe.length), chats[first:]
 
 
 # ------------------------------------------------------------------------------------------------------------------- training
@@ -147,18 +151,16 @@ class _Run:
 
     def train(self, ends: float, until: float, write: Any) -> bool:
         """Steps until the schedule reaches `until` (True) or the slice ends (False)."""
-        teacher_rows = _rows(self.folder, "teacher")[self.recipe.held_out :]
-        own_rows = _rows(self.folder, "own")[self.recipe.held_out :]
-        rng = np.random.default_rng((self.recipe.seed, self.steps))
-        batches = _batches(teacher_rows, own_rows if until > 0.5 else own_rows[:0], self.recipe, rng)
+        _, chats = _texts(self.folder, "teacher", self.recipe)
+        own = _texts(self.folder, "own", self.recipe)[1] if until > 0.5 else chats[:0]
+        batches = _batches(chats, own, self.recipe, np.random.default_rng((self.recipe.seed, self.steps)))
         self._step(next(batches), learn=False)  # compiling is not training
         reported = time.monotonic()
         while self.progress < until:
-            if time.monotonic() > ends:
-                return False
             began = time.monotonic()
             losses = self._step(next(batches))
             self.spent += time.monotonic() - began
+            self.spent = min(self.spent, until * self.recipe.train_seconds)  # a slow step jumps over no stage
             self.steps += 1
             self.tokens += self.recipe.batch * self.recipe.length
             if time.monotonic() - reported > 20:
@@ -166,6 +168,8 @@ class _Run:
                 speed = self.tokens / max(self.spent, 1e-9)
                 shown = ", ".join(f"{name} KL {kl:.3f} alpha {alpha:.3f}" for name, (kl, alpha) in losses.items())
                 write(f"{self.progress:4.0%}  {self.tokens / 1e6:.0f} M tokens, {speed:,.0f} a second  {shown}")
+            if time.monotonic() > ends:
+                return False
         return True
 
     def _step(self, batch: np.ndarray, learn: bool = True) -> dict[str, tuple[float, float]]:
@@ -186,17 +190,17 @@ class _Run:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer = self.optimizers[name]
             for group in optimizer.param_groups:
-                group["lr"] = self._rate(model) if learn else 0.0
+                group["lr"] = self._rate(name) if learn else 0.0
             if learn:
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             losses[name] = (float(found), float(alpha))
         return losses
 
-    def _rate(self, model: Any) -> float:
-        """Warm-up, then cosine to the floor; smaller for wider students."""
-        recipe, done = self.recipe, self.progress
-        peak = recipe.rate * (128 / model.config.hidden_size) ** 0.5
+    def _rate(self, name: str) -> float:
+        """Warm-up, then cosine to the floor; smaller for wider students and for those that have learned before."""
+        recipe, done, student = self.recipe, self.progress, self.recipe.students[name]
+        peak = recipe.rate * (128 / student.hidden) ** 0.5 * (0.5 if student.start else 1.0)
         if done < recipe.warm_up:
             return peak * (done / recipe.warm_up + 0.01)
         turn = (done - recipe.warm_up) / (1 - recipe.warm_up)
@@ -238,7 +242,7 @@ class _Run:
     @torch.no_grad()
     def evaluate(self) -> dict[str, dict[str, float]]:
         """Acceptance Σ min(p, q) and agreement of the largest entries on rows held out, by student and target."""
-        rows = {name: _rows(self.folder, name)[: self.recipe.held_out] for name in ("teacher", "own")}
+        rows = {name: _texts(self.folder, name, self.recipe)[0] for name in ("teacher", "own")}
         order = sorted(self.students, key=lambda name: -self.recipe.students[name].hidden)
         figures: dict[str, dict[str, float]] = {name: {"tokens_seen": float(self.tokens)} for name in order}
         for name in order:
@@ -247,10 +251,9 @@ class _Run:
                     self.teacher, self.students[name], rows["teacher"], temperature
                 )
         for name in order[1:]:
-            if len(rows["own"]):
-                figures[name][f"alpha_{order[0]}_T1.0"], _ = self.compare(
-                    self.students[order[0]], self.students[name], rows["own"], 1.0
-                )
+            figures[name][f"alpha_{order[0]}_T1.0"], _ = self.compare(
+                self.students[order[0]], self.students[name], rows["own"], 1.0
+            )
         return figures
 
     @torch.no_grad()
@@ -270,7 +273,7 @@ class _Run:
     def lost_by_packing(self, name: str) -> float:
         """Acceptance that the int8 rows of `save` cost against the weights as they were trained."""
         packed = packing.load_packed(self.folder / name).to(self.device)
-        rows = _rows(self.folder, "teacher")[: self.recipe.held_out]
+        rows, _ = _texts(self.folder, "teacher", self.recipe)
         return (
             self.compare(self.teacher, self.students[name], rows, 1.0)[0]
             - self.compare(self.teacher, packed, rows, 1.0)[0]
@@ -329,11 +332,15 @@ def _grade(logits: Tensor, wanted: Tensor, kl_weight: float, tv_weight: float) -
 
 
 def _batches(teacher: np.ndarray, own: np.ndarray, recipe: Recipe, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Endless batches of rows, a share of them from the student's own texts."""
+    """Endless batches [batch, length] of joined chats, a share of them the student's own."""
     from_own = round(recipe.batch * recipe.own_share) if len(own) else 0
     while True:
-        rows = teacher[rng.integers(len(teacher), size=recipe.batch - from_own)]
-        yield np.concatenate([rows, own[rng.integers(len(own), size=from_own)]]) if from_own else rows
+        picked = [
+            chats[rng.integers(len(chats), size=rows * recipe.chats)].reshape(rows, recipe.length)
+            for chats, rows in ((teacher, recipe.batch - from_own), (own, from_own))
+            if rows
+        ]
+        yield np.concatenate(picked)
 
 
 def _optimizer(model: Any) -> torch.optim.Optimizer:

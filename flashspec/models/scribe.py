@@ -27,6 +27,14 @@ KINDS = {
     ],
     "lists": ["List ten", "Give me a list of", "Name five", "Make a table of", "Write a recipe for", "What are the steps to"],
     "numbers": ["Calculate", "What is 12", "Count from", "Solve the equation", "A train", "If I have 3", "Write the multiplication table of"],
+    "reports": [
+        "Write a short report about", "Explain what a", "Write an introduction to", "Describe how to", "Explain how to use Python to",
+        "Compare", "Explain in words what", "Give a tutorial about", "What is the difference between",
+    ],
+    "copying": [
+        "Print this code again, but", "Repeat this code and rename the", "Copy this list and add", "Add a comment to every line:\n\n```",
+        "Here is a Python function:\n\n```python\ndef", "Write the same query for", "Which facts does this text give?\n\n", "Repeat after me:",
+    ],
     "rewriting": ["Rewrite this text",
         "Summarize this text:\n\n", "Correct this sentence:", "Shorten this message:\n\n", "Translate into simple words:\n\n"],
 }  # fmt: skip
