@@ -75,7 +75,7 @@ def bandit_table(result: dict[str, Any]) -> str:
             lines.append(
                 _bandit_row(where, "mixed", run["live"], "–").replace("| mixed |", "| **mixed, by the clock** |")
             )
-    return "\n".join(lines)
+    return _with_notes(lines, result)
 
 
 def _bandit_row(where: str, kind: str, lines: list[dict[str, Any]], headroom: str) -> str:

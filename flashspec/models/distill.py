@@ -59,7 +59,7 @@ class Recipe:
     floor: float = 0.02  # of the rate, at the end
     warm_up: float = 0.02  # of the schedule
     last_phase: float = 0.8  # from here on total variation
-    held_out: int = 64  # rows
+    held_out: int = 32  # rows
     compile: bool = True
     seed: int = 0
 
