@@ -518,9 +518,7 @@ def _distill(options: argparse.Namespace) -> int:
 
     if min(options.seconds, options.write_seconds, options.train_seconds) <= 0:
         raise ValueError("A budget of no seconds trains nothing; give seconds above 0.")
-    recipe = Recipe(
-        write_seconds=options.write_seconds, own_seconds=options.write_seconds / 5, train_seconds=options.train_seconds
-    )
+    recipe = Recipe(write_seconds=options.write_seconds, train_seconds=options.train_seconds)
     if options.grow:
         started = {
             name: replace(sizes, start=str(assets() / "models" / name)) for name, sizes in recipe.students.items()

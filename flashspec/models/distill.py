@@ -51,7 +51,7 @@ class Recipe:
     chats: int = 2  # joined in a row: short ones are written faster, and first answers are the hardest to draft
     write_batch: int = 4096  # chats written at once
     write_seconds: float = 300.0
-    own_seconds: float = 60.0  # the student's own texts
+    own_writing: float = 0.2  # of write_seconds, on top: the student's own texts
     own_share: float = 0.33  # of the rows after half-time
     train_seconds: float = 1000.0
     batch: int = 48
@@ -76,7 +76,14 @@ def distil(teacher: Any, tokenizer: Any, folder: Path, recipe: Recipe, seconds: 
         if own:
             largest = max(recipe.students, key=lambda name: recipe.students[name].hidden)
             if not _write_corpus(
-                run.students[largest], tokenizer, folder, "own", recipe, recipe.own_seconds, ends, write
+                run.students[largest],
+                tokenizer,
+                folder,
+                "own",
+                recipe,
+                recipe.own_writing * recipe.write_seconds,
+                ends,
+                write,
             ):
                 return run.save()
         if not run.train(ends, until=1.0 if own else 0.5, write=write):
@@ -159,8 +166,8 @@ class _Run:
         while self.progress < until:
             began = time.monotonic()
             losses = self._step(next(batches))
-            self.spent += time.monotonic() - began
-            self.spent = min(self.spent, until * self.recipe.train_seconds)  # a slow step jumps over no stage
+            stage_ends = until * self.recipe.train_seconds  # a slow step jumps over no stage
+            self.spent = min(self.spent + time.monotonic() - began, stage_ends)
             self.steps += 1
             self.tokens += self.recipe.batch * self.recipe.length
             if time.monotonic() - reported > 20:
@@ -399,6 +406,6 @@ def toy(recipe: Recipe) -> Recipe:
     """The whole recipe in seconds on a CPU, to see that it runs: the models it gives are useless."""
     students = {"tiny": Student(64, 2, 2, 96), "nano": Student(32, 2, 2, 48)}
     return replace(
-        recipe, students=students, context=256, length=48, write_batch=4, write_seconds=0.5, own_seconds=0.2, train_seconds=1.0,
+        recipe, students=students, context=256, length=48, write_batch=4, write_seconds=0.5, train_seconds=1.0,
         batch=2, held_out=2, compile=False,
     )  # fmt: skip
