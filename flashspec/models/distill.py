@@ -52,7 +52,7 @@ class Recipe:
     write_batch: int = 4096  # chats written at once
     write_seconds: float = 300.0
     own_writing: float = 0.2  # of write_seconds, on top: the student's own texts
-    own_share: float = 0.33  # of the rows after half-time
+    own_share: float = 0.5  # of the rows after half-time
     train_seconds: float = 1000.0
     batch: int = 48
     rate: float = 2e-3  # of the smallest student; a wider one gets less, and one that has learned before half of it
