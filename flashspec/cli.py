@@ -188,7 +188,7 @@ def _family_options(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--device", default="auto", help="auto, cpu, cuda, or spread: the target over all GPUs")
     models.add_argument("--four-bit", action="store_true", help="load the target in 4 bits (bitsandbytes)")
     models.add_argument(
-        "--layout", default="auto", help="auto; on a CPU int8, bfloat16, float32; on a GPU graphs; transformers"
+        "--layout", default="auto", help="auto; on a CPU numba, int8, bfloat16, float32; on a GPU graphs; transformers"
     )
     models.add_argument("--exit-layers", type=int, default=None, help="depth of the early exit (default: a quarter)")
 

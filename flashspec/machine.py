@@ -21,6 +21,8 @@ def describe(model: Any, layout: str = "transformers") -> dict[str, str]:
         if layout == "transformers"
         else f"{dtype}, CUDA graphs"
         if layout == "graphs"
+        else "int8 weights, compiled by Numba"
+        if layout == "numba"
         else f"{layout} weights, lean forward",
         "python": platform.python_version(),
         "torch": str(torch.__version__),

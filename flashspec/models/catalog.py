@@ -15,7 +15,7 @@ import torch
 from flashspec.drafters import Drafter, LookupDrafter, LookupElseDrafter, ModelDrafter, PlainDrafter, early_exit
 from flashspec.engine import SpeculativeDecoder
 from flashspec.models import lean, packing, tokenizers
-from flashspec.models.lean import LeanLlama, LeanModel
+from flashspec.models.lean import LeanWeights
 from flashspec.models.pull import SMOLLM2_135M, Mirror, cache_folder, pull
 from flashspec.records import Arm
 from flashspec.target import CachedModel, LanguageModel, probe
@@ -96,12 +96,12 @@ class Family:
     models: Mapping[str, Any]  # model drafters by name
     eos: frozenset[int]
     exit_layers: int
-    lean: Mapping[str, LeanLlama]  # by name, where our own forward runs on a CPU instead of transformers'
+    lean: Mapping[str, LeanWeights]  # by name, where our own forward runs on a CPU instead of transformers'
     pool: Pool | None = None  # where our own forward runs on a GPU
 
     @property
     def layout(self) -> str:
-        """How the target runs: "int8", "bfloat16" or "float32" weights of the lean forward, "graphs" on a GPU, or "transformers"."""
+        """How the target runs: a layout of the lean forward (`lean.LAYOUTS`), "graphs" on a GPU, or "transformers"."""
         if self.pool:
             return "graphs"
         return self.lean[self.target_name].layout if self.lean else "transformers"
@@ -150,7 +150,7 @@ class Family:
         """The target, its model drafters and its early exit, each with an empty cache."""
         if self.lean:
             leans = {**self.lean, "early-exit": self.lean[self.target_name].first(self.exit_layers)}
-            return [LeanModel(weights, name) for name, weights in leans.items()]
+            return [weights.cached(name) for name, weights in leans.items()]
         shallow = early_exit(self.target, self.exit_layers)
         named = {self.target_name: self.target, **self.models, "early-exit": shallow}
         return [CachedModel(model, name) for name, model in named.items()]
@@ -183,8 +183,8 @@ def load_family(
     """Load family `name`, or any `target` with `drafters` (embedded names, hub ids, local folders).
 
     device: "auto", "cpu", "cuda", or "spread": the target's layers over all GPUs. four_bit: NF4 weights through bitsandbytes for the target.
-    layout: on a CPU, how the weights of Llama-form models lie ("int8", "bfloat16", "float32"; "auto": the fastest here); on a GPU "graphs";
-    "transformers" for its own forward.
+    layout: on a CPU, how the weights of Llama-form models lie ("numba", "int8", "bfloat16", "float32"; "auto": the fastest here); on a GPU
+    "graphs"; "transformers" for its own forward.
     Raises ValueError with a sentence where a model or layout is not to be had, tokenizers differ, or a model cannot be cut back.
     """
     if target is None:
@@ -241,7 +241,7 @@ def _graphs(models: Mapping[str, Any], exit_layers: int, layout: str) -> Pool | 
     return None
 
 
-def _lean(models: Mapping[str, Any], layout: str) -> dict[str, LeanLlama]:
+def _lean(models: Mapping[str, Any], layout: str) -> dict[str, LeanWeights]:
     """All models of a family laid out for our own forward, or none. Raises ValueError where a wanted layout cannot be had."""
     if layout not in LAYOUTS:
         raise ValueError(f"There is no layout {layout!r}; choose one of {', '.join(LAYOUTS)}.")
@@ -252,7 +252,7 @@ def _lean(models: Mapping[str, Any], layout: str) -> dict[str, LeanLlama]:
         raise ValueError(f"The layout {layout} is for plain Llama-form models on a CPU; use --layout transformers.")
     if layout == "auto":
         layout, _ = lean.fastest(next(iter(models.values())))
-    return {name: LeanLlama(model, layout) for name, model in models.items()}
+    return {name: lean.lay_out(model, layout) for name, model in models.items()}
 
 
 def load_tokenizer(name: str) -> Any:

@@ -3,16 +3,18 @@
 Loaded from the weights of a transformers model and equal to it in float32. Each row of a block is computed as if it were alone, so in
 int8 and bfloat16 the logits are the same bits whatever block a token was read in, and greedy text equals plain decoding id by id.
 
-The layout of the weights is chosen by a short measurement on the machine that runs (`fastest`): int8 rows with bfloat16 activations
-make a block of four tokens cost little more than one, which is what speculation needs. A quantised model is then *the* target: exactness
-is relative to it.
+The layout of the weights is chosen by a short measurement on the machine that runs (`fastest`): int8 rows make a block of four tokens cost
+little more than one, which is what speculation needs. A quantised model is then *the* target: exactness is relative to it. Where Numba is
+installed one layout is its own forward (`flashspec.models.compiled`), for in a small model most of the time is PyTorch's small calls.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +22,27 @@ from torch import Tensor
 
 from flashspec.target import Remembering
 
-LAYOUTS = ("int8", "bfloat16", "float32")
+NUMBA = "numba"
+LAYOUTS = (NUMBA, "int8", "bfloat16", "float32")
 _PAD = 64  # keys are read in steps of this many, masked beyond the text, so that sums do not depend on the length of the block
 _GROW = 256  # tokens by which a cache grows
 _BLOCK = 4  # rows of the block that the measurement weighs against a single row
 
 Product = Callable[[Tensor], Tensor]  # [n, in] float32 -> [n, out] float32
+
+
+class LeanWeights(Protocol):
+    """Weights laid out for our own forward, shared read-only by every model on them."""
+
+    @property
+    def layout(self) -> str:
+        """Its name among `LAYOUTS`."""
+
+    def first(self, count: int) -> LeanWeights:
+        """The early exit: the same weights, the first `count` layers."""
+
+    def cached(self, name: str) -> Remembering:
+        """A model on these weights, with an empty cache of its own."""
 
 
 class Layer(NamedTuple):
@@ -42,7 +59,8 @@ class Layer(NamedTuple):
 class LeanLlama:
     """Weights of a Llama-form model in one `layout`, shared read-only by any number of `LeanModel`s."""
 
-    def __init__(self, model: Any, layout: str) -> None:
+    def __init__(self, model: Any, layout: str, layers: int | None = None) -> None:
+        """Lay out a transformers model, or its first `layers` layers."""
         config = model.config.get_text_config()
         self.layout = layout
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
@@ -52,7 +70,7 @@ class LeanLlama:
         self.vocabulary: int = config.vocab_size
         product = _PRODUCTS[layout]
         base = model.model
-        self.layers = [_layer(layer, self.heads, self.groups, self.width, product) for layer in base.layers]
+        self.layers = [_layer(layer, self.heads, self.groups, self.width, product) for layer in base.layers[:layers]]
         self.norm = base.norm.weight.float()
         self.embedding = base.embed_tokens.weight.float()
         self.head = product(model.get_output_embeddings().weight)
@@ -63,10 +81,12 @@ class LeanLlama:
         ]  # [C, 1, w/2]
 
     def first(self, count: int) -> LeanLlama:
-        """The early exit: the same weights, the first `count` layers."""
         view = object.__new__(LeanLlama)
         view.__dict__ = {**self.__dict__, "layers": self.layers[:count]}
         return view
+
+    def cached(self, name: str) -> LeanModel:
+        return LeanModel(self, name)
 
 
 class LeanModel(Remembering):
@@ -135,26 +155,51 @@ def plain_llama(model: Any) -> bool:
     return without_bias and config.hidden_act == "silu" and rope.get("rope_type", "default") == "default"
 
 
+def reason_without_numba() -> str | None:
+    """Why the layout `numba` cannot be had here, in a sentence; None where it can."""
+    if sys.modules.get("numba", "") is None or find_spec("numba") is None:
+        return "Numba is not installed here, so PyTorch computes every layer in many small calls; pip install 'flashspec[cpu]'."
+    try:
+        import flashspec.models.compiled  # noqa: F401
+    except (ImportError, RuntimeError) as error:  # a numpy that it does not know; no folder for its compiled code
+        return f"Numba does not run here ({error}), so PyTorch computes every layer in many small calls."
+    return None
+
+
+def lay_out(model: Any, layout: str, layers: int | None = None) -> LeanWeights:
+    """The weights of `model`, or of its first `layers` layers, in `layout`. Raises ValueError with the reason where it cannot be had."""
+    if layout != NUMBA:
+        return LeanLlama(model, layout, layers)
+    if reason := reason_without_numba():
+        raise ValueError(reason)
+    from flashspec.models.compiled import CompiledLlama
+
+    return CompiledLlama.of(model, layers)
+
+
 def fastest(model: Any) -> tuple[str, dict[str, float]]:
-    """The layout whose single row and block of four rows take least together, by timing the products of one layer: (name, seconds)."""
-    layer, config = model.model.layers[0], model.config.get_text_config()
-    weights = [layer.self_attn.q_proj.weight, layer.mlp.gate_proj.weight, layer.mlp.down_proj.weight]
-    copies = min(max(1, 2**25 // sum(w.numel() for w in weights)), 64)  # more than the caches hold, as in a whole model
-    seconds = {}
-    for layout in LAYOUTS:
-        products = [_PRODUCTS[layout](w.clone()) for _ in range(copies) for w in weights]
-        inputs = [(torch.randn(1, w.shape[1]), torch.randn(_BLOCK, w.shape[1])) for w in weights]
-        with torch.inference_mode():
-            times = [_time(products, inputs) for _ in range(3)]
-        seconds[layout] = min(times) / copies * config.num_hidden_layers
+    """The layout in which reading one token and then a block of four takes least, on the first layers of `model`: (name, seconds)."""
+    size = sum(p.numel() for p in model.model.layers[0].parameters())
+    layers = max(1, 2**25 // size)  # more than the caches hold, as in a whole model
+    samples = {
+        layout: lay_out(model, layout, layers).cached(layout)
+        for layout in LAYOUTS
+        if layout != NUMBA or reason_without_numba() is None
+    }
+    rounds = [
+        {layout: _time(sample) for layout, sample in samples.items()} for _ in range(5)
+    ]  # by turns: machines waver
+    seconds = {layout: min(times[layout] for times in rounds) for layout in samples}
     return min(seconds, key=lambda name: seconds[name]), seconds
 
 
-def _time(products: list[Product], inputs: list[tuple[Tensor, Tensor]]) -> float:
+def _time(sample: Remembering) -> float:
+    text = [i % sample.vocabulary for i in range(sample.context_length // 2)][: 2 * _PAD]
+    sample.read(text[: -_BLOCK - 1])
+    sample.cut(len(text) - _BLOCK - 1)
     began = time.perf_counter()
-    for i, product in enumerate(products):
-        for x in inputs[i % len(inputs)]:
-            product(x)
+    sample.read(text[:-_BLOCK])
+    sample.read(text, keep=_BLOCK)
     return time.perf_counter() - began
 
 
@@ -192,10 +237,15 @@ def _rms(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, epsilon)
 
 
-def _int8(weight: Tensor) -> Product:
-    """int8 rows. The scale is applied to the result in float32: inside the product it would be rounded to bfloat16."""
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """[out, in] as int8 rows and the scale of each."""
     scale = weight.float().abs().amax(1).clamp(min=1e-12) / 127
-    rows = (weight.float() / scale[:, None]).round().to(torch.int8).contiguous()
+    return (weight.float() / scale[:, None]).round().to(torch.int8).contiguous(), scale
+
+
+def _int8(weight: Tensor) -> Product:
+    """The scale is applied to the result in float32: inside the product it would be rounded to bfloat16."""
+    rows, scale = quantise(weight)
     ones = torch.ones(len(rows), dtype=torch.bfloat16)
     return lambda x: torch._weight_int8pack_mm(x.bfloat16(), rows, ones) * scale
 

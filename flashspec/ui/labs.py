@@ -360,6 +360,7 @@ def capabilities() -> str:
     import platform
 
     from flashspec.models.catalog import FAMILIES, is_local
+    from flashspec.models.lean import reason_without_numba
     from flashspec.verifiers import reason_without_triton
 
     cuda = torch.cuda.is_available()
@@ -371,12 +372,14 @@ def capabilities() -> str:
         if reason is None
         else f"no: {reason}"
     )
+    slow = reason_without_numba()
     quantised = importlib.util.find_spec("bitsandbytes") is not None
     rows = [
         ["Python and system", f"{platform.python_version()}, {platform.system()}", ""],
         ["PyTorch", f"{torch.__version__}, {torch.get_num_threads()} threads", ""],
         ["GPU", torch.cuda.get_device_name() if cuda else "no CUDA device", "" if cuda else "run on a machine with one, e.g. a Colab T4"],
         ["Triton verifier", triton, "" if reason is None else "pip install 'flashspec[gpu]'  (Linux)"],
+        ["compiled forward (CPU)", "yes" if slow is None else f"no: {slow}", "" if slow is None else "pip install 'flashspec[cpu]'"],
         ["4-bit targets", "yes" if quantised else "no: bitsandbytes is not installed", "" if quantised else "pip install 'flashspec[gpu]'"],
     ]  # fmt: skip
     for name, entry in FAMILIES.items():
