@@ -10,6 +10,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 with contextlib.suppress(ImportError):  # a Space on ZeroGPU has it, and it must come before torch
     import spaces  # noqa: F401
 
+from flashspec.machine import keep_freed_memory
 from flashspec.models.catalog import is_local
 from flashspec.ui.page import build, launch
 
@@ -25,6 +26,7 @@ def main() -> None:
         help="the family shown first (default: smollm2-135m where it is on this machine, else embedded)",
     )
     options = parser.parse_args()
+    keep_freed_memory()
     try:
         demo = build(options.family or ("smollm2-135m" if is_local("smollm2-135m") else "embedded"))
     except ValueError as error:

@@ -194,8 +194,10 @@ def _family_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _load(options: argparse.Namespace) -> Family:
+    from flashspec.machine import keep_freed_memory
     from flashspec.models.catalog import load_family
 
+    keep_freed_memory()
     return load_family(
         options.family,
         options.target,

@@ -15,6 +15,7 @@ a rejection; keyed by the round, they are never seen twice.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -31,8 +32,12 @@ _FEW = 32  # requests that are drawn for one by one on a CPU
 _LANES = 256  # token v takes word (v // 256) % 4 of counter (v // 1024) * 256 + v % 256
 
 
-def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ten rounds of Philox4x32 on int64 tensors that hold 32-bit words; shapes broadcast. int64 wraps silently, which is all it needs."""
+Word = TypeVar("Word", Tensor, int)
+
+
+def philox(counter: Sequence[Word], key: Sequence[Word]) -> tuple[Word, Word, Word, Word]:
+    """Ten rounds of Philox4x32 on integers, or on int64 tensors that hold 32-bit words; shapes broadcast. int64 wraps silently, which is all
+    it needs."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -44,22 +49,28 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Te
 
 
 def philox_on_host(counters: int, second: int, position: int, seed: int) -> np.ndarray:
-    """The same for one position on a CPU, in place in numpy, where short arrays cost a fraction of what they cost torch.
+    """The same for one position on a CPU: in plain integers for one or two counters, else in place in numpy, where short arrays cost a
+    fraction of what they cost torch.
 
     Counters (0 … counters − 1, second, position) -> words [4, counters] uint32.
     """
+    key = seed & _MASK, (seed >> 32) & _MASK
+    if counters <= 2:
+        place = second & _MASK, position & _MASK, (position >> 32) & _MASK
+        words = [philox((i, *place), key) for i in range(counters)]
+        return np.array(words, np.uint32).reshape(counters, 4).T
     mask, half = np.uint64(_MASK), np.uint64(32)
     c0 = np.arange(counters, dtype=np.uint64)
     c1, c2, c3 = (np.full(counters, v & _MASK, np.uint64) for v in (second, position, position >> 32))
     product_0, product_1 = np.empty_like(c0), np.empty_like(c0)
-    k0, k1 = seed & _MASK, (seed >> 32) & _MASK
+    k0, k1 = key
     for _ in range(10):
         np.multiply(c0, np.uint64(_MULTIPLIER_0), out=product_0)
         np.multiply(c2, np.uint64(_MULTIPLIER_1), out=product_1)
-        for upper, product, other, key in ((c0, product_1, c1, k0), (c2, product_0, c3, k1)):
+        for upper, product, other, round_key in ((c0, product_1, c1, k0), (c2, product_0, c3, k1)):
             np.right_shift(product, half, out=upper)
             upper ^= other  # whose upper half may hold rubbish, until the mask
-            upper ^= np.uint64(key)
+            upper ^= np.uint64(round_key)
             upper &= mask
         c1, product_1 = product_1, c1
         c3, product_0 = product_0, c3

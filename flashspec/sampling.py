@@ -97,7 +97,7 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.temperature == 0:
         greedy = logits.argmax(-1, keepdim=True)
         return torch.zeros_like(logits).scatter_(-1, greedy, 1.0)
-    logits = (logits - logits.amax(-1, keepdim=True)) / params.temperature
+    logits = (logits - logits.amax(-1, keepdim=True)).div_(params.temperature)
     vocabulary = logits.shape[-1]
     if 0 < params.top_k < vocabulary:
         smallest = logits.topk(params.top_k, dim=-1).values[..., -1:]
