@@ -23,7 +23,7 @@ HOPE = (
     4.0,
     2.0,
 )  # imagined acceptances and refusals of a source: a drafter that is worth having is right two times of three
-STAY = 8  # rounds over which the seconds of a catch-up are spread when arms are compared
+STAY = 32  # rounds over which the seconds of a catch-up are spread when arms are compared
 
 
 class _Measuring(Rated):

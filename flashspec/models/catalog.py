@@ -139,12 +139,17 @@ class Family:
     def arms(self) -> tuple[Arm, ...]:
         """The arms that a policy chooses among: each wins somewhere, and none is there twice."""
         models = list(self.models)
-        # On a GPU a longer block costs the target nothing more, so longer ones are worth trying.
-        lengths, usual, most = ((2, 3, 5), 3, 5) if self.pool else ((1, 2, 3), 2, 3)
-        arms = [Arm("plain", 0), Arm("lookup", 3), Arm("lookup", 8)]
+        # On a GPU a longer block costs the target nothing more, so longer ones are worth trying. The compiled forward reads four tokens at
+        # the price of one, so shorter blocks are seldom worth it there, and longer ones never.
+        copied, usual, lengths, mixed = [3, 8], 2, [1, 2, 3], [2, 3]
+        if self.pool:
+            usual, lengths, mixed = 3, [2, 3, 5], [3, 5]
+        elif self.layout == lean.NUMBA:
+            copied, lengths, mixed = [3], [2, 3], [3]
+        arms = [Arm("plain", 0), *(Arm("lookup", gamma) for gamma in copied)]
         arms += [Arm(name, usual) for name in models[:-1]]
         arms += [Arm(name, gamma) for name in models[-1:] for gamma in lengths]  # the cheapest, at every useful length
-        return (*arms, *(Arm(f"lookup-else-{name}", gamma) for name in models[-1:] for gamma in (usual, most)))
+        return (*arms, *(Arm(f"lookup-else-{name}", gamma) for name in models[-1:] for gamma in mixed))
 
     def cached(self) -> list[LanguageModel]:
         """The target, its model drafters and its early exit, each with an empty cache."""
