@@ -13,18 +13,13 @@ import transformers
 def describe(model: Any, layout: str = "transformers") -> dict[str, str]:
     """Device, threads and versions, as words."""
     dtype = str(model.dtype).removeprefix("torch.")
+    words = {"transformers": dtype, "graphs": f"{dtype}, CUDA graphs", "numba": "int8 weights, compiled by Numba"}
     cuda = model.device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(model.device)
         if cuda
         else f"{_processor()}, {torch.get_num_threads()} threads",
-        "dtype": dtype
-        if layout == "transformers"
-        else f"{dtype}, CUDA graphs"
-        if layout == "graphs"
-        else "int8 weights, compiled by Numba"
-        if layout == "numba"
-        else f"{layout} weights, lean forward",
+        "dtype": words.get(layout, f"{layout} weights, lean forward"),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,

@@ -20,12 +20,11 @@ from numba import config as numba_config
 from numba import njit, prange, set_num_threads
 from torch import Tensor
 
-from flashspec.models.lean import head_width, joined, quantise
-from flashspec.target import Remembering
+from flashspec.models.lean import NUMBA, StaticModel, head_width, joined, turns
+from flashspec.models.packing import quantise
 
 ROWS = 4  # of a block that a product takes at once
 _TILE = 32  # outputs that a thread takes at once
-_GROW = 256  # tokens by which a cache grows
 _MATH = {"reassoc", "contract", "nsz"}  # sums in lanes, fused multiply-adds; NaN and infinity stay what they are
 _one_at_a_time = threading.Lock()  # Numba's own thread pool, used where there is no OpenMP, is not safe for threads
 
@@ -42,15 +41,15 @@ class CompiledLlama:
     epsilon: np.float32
     vocabulary: int
     embedding: Tensor  # [V, d]
-    qkv: tuple[np.ndarray, np.ndarray]  # [layers, (heads + 2 groups) · width, d], [layers, …]
-    out: tuple[np.ndarray, np.ndarray]  # [layers, d, heads · width]
-    gate_up: tuple[np.ndarray, np.ndarray]  # [layers, 2 m, d]: gate and up by turns, so that memory is read in order
-    down: tuple[np.ndarray, np.ndarray]  # [layers, d, m]
-    norms: np.ndarray  # [layers, 2, d]: before attention, before the feed-forward part
-    norm: np.ndarray  # [d]
-    head: tuple[np.ndarray, np.ndarray]  # [V, d], [V]
-    turns: np.ndarray  # [context, width / 2, 2]: cosine and sine of RoPE
-    layout: str = "numba"
+    qkv: tuple[Array, Array]  # [layers, (heads + 2 groups) · width, d], [layers, …]
+    out: tuple[Array, Array]  # [layers, d, heads · width]
+    gate_up: tuple[Array, Array]  # [layers, 2 m, d]: gate and up by turns, so that memory is read in order
+    down: tuple[Array, Array]  # [layers, d, m]
+    norms: Array  # [layers, 2, d]: before attention, before the feed-forward part
+    norm: Array  # [d]
+    head: tuple[Array, Array]  # [V, d], [V]
+    turns: Array  # [context, width / 2, 2]: cosine and sine of RoPE
+    layout: str = NUMBA
 
     @classmethod
     def of(cls, model: Any, layers: int | None = None) -> Self:
@@ -60,14 +59,11 @@ class CompiledLlama:
         parts = [joined(layer, heads, groups, width) for layer in base.layers[:layers]]
         qkv, out, gate_up, down, *norms = zip(*parts, strict=True)
         by_turns = [w.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1) for w in gate_up]
-        inverse = base.rotary_emb.inv_freq.float()
-        angles = torch.outer(torch.arange(config.max_position_embeddings, dtype=torch.float32), inverse)
-        turns = torch.stack((angles.cos(), angles.sin()), -1) * base.rotary_emb.attention_scaling
         return cls(
             heads, groups, f32(config.rms_norm_eps), config.vocab_size, base.embed_tokens.weight.float(),
             _stacked(qkv), _stacked(out), _stacked(by_turns), _stacked(down),
             torch.stack([torch.stack(pair) for pair in zip(*norms, strict=True)]).float().numpy(), base.norm.weight.float().numpy(),
-            _rows(model.get_output_embeddings().weight), turns.numpy(),
+            _rows(model.get_output_embeddings().weight), torch.view_as_real(turns(base.rotary_emb, config.max_position_embeddings)).numpy(),
         )  # fmt: skip
 
     def first(self, count: int) -> Self:
@@ -78,18 +74,12 @@ class CompiledLlama:
         return CompiledModel(self, name)
 
 
-class CompiledModel(Remembering):
-    """A `LanguageModel` on shared weights, with a static cache of its own: [layers, 2, groups, length, width]."""
+class CompiledModel(StaticModel):
+    """A `LanguageModel` on shared weights."""
 
     def __init__(self, weights: CompiledLlama, name: str) -> None:
-        super().__init__()
-        self.name, self.weights = name, weights
-        self.vocabulary, self.context_length = weights.vocabulary, len(weights.turns)
-        width = 2 * weights.turns.shape[1]
-        self._cache = np.empty((len(weights.norms), 2, weights.groups, 0, width), f32)
-
-    def _crop(self, length: int) -> None:
-        return  # what lies behind the tokens held is overwritten by the next read, and never read before
+        w = self.weights = weights
+        super().__init__(name, w.vocabulary, len(w.turns), len(w.norms), w.groups, 2 * w.turns.shape[1])
 
     def _forward(self, chunk: list[int], keep: int) -> Tensor:
         w, start = self.weights, len(self.tokens)
@@ -98,26 +88,19 @@ class CompiledModel(Remembering):
         with _one_at_a_time:
             set_num_threads(min(torch.get_num_threads(), numba_config.NUMBA_NUM_THREADS))
             logits = _run(
-                x, len(chunk), start, keep, self._cache, w.heads, w.epsilon, *w.qkv, *w.out, *w.gate_up, *w.down,
+                x, len(chunk), start, keep, self._cache.numpy(), w.heads, w.epsilon, *w.qkv, *w.out, *w.gate_up, *w.down,
                 w.norms, w.norm, *w.head, w.turns,
             )  # fmt: skip
         return torch.from_numpy(logits)[None]
 
-    def _reserve(self, length: int) -> None:
-        """Room for `length` tokens."""
-        have = self._cache.shape[3]
-        if length > have:
-            more = np.empty((*self._cache.shape[:3], -(-length // _GROW) * _GROW - have, self._cache.shape[4]), f32)
-            self._cache = np.concatenate((self._cache, more), 3)
 
-
-def _stacked(weights: Any) -> tuple[np.ndarray, np.ndarray]:
+def _stacked(weights: Any) -> tuple[Array, Array]:
     """Products of all layers: [layers, out, in] int8 and [layers, out] float32."""
     rows, scales = zip(*map(_rows, weights), strict=True)
     return np.stack(rows), np.stack(scales)
 
 
-def _rows(weight: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _rows(weight: Tensor) -> tuple[Array, Array]:
     rows, scale = quantise(weight)
     return rows.numpy(), scale.numpy()
 

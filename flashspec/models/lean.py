@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashspec.models.packing import quantise
 from flashspec.target import Remembering
 
 NUMBA = "numba"
@@ -74,11 +75,7 @@ class LeanLlama:
         self.norm = base.norm.weight.float()
         self.embedding = base.embed_tokens.weight.float()
         self.head = product(model.get_output_embeddings().weight)
-        inverse = base.rotary_emb.inv_freq.float()
-        angles = torch.outer(torch.arange(self.context_length, dtype=torch.float32), inverse)
-        self.turns = torch.polar(torch.full_like(angles, base.rotary_emb.attention_scaling), angles)[
-            :, None
-        ]  # [C, 1, w/2]
+        self.turns = turns(base.rotary_emb, self.context_length)[:, None]  # [C, 1, w/2]
 
     def first(self, count: int) -> LeanLlama:
         view = object.__new__(LeanLlama)
@@ -89,20 +86,36 @@ class LeanLlama:
         return LeanModel(self, name)
 
 
-class LeanModel(Remembering):
-    """A `LanguageModel` on shared lean weights, with a static cache of its own: [layers, 2, groups, length, width].
+class StaticModel(Remembering):
+    """What models on lean weights share: a static cache [layers, 2, groups, length, width] in float32.
 
     The cache is zeroed when it grows: what lies behind the text is masked, but 0 · NaN would show.
     """
 
-    def __init__(self, weights: LeanLlama, name: str) -> None:
+    def __init__(self, name: str, vocabulary: int, context_length: int, layers: int, groups: int, width: int) -> None:
         super().__init__()
-        self.name, self.weights = name, weights
-        self.vocabulary, self.context_length = weights.vocabulary, weights.context_length
-        self._cache = torch.empty(len(weights.layers), 2, weights.groups, 0, weights.width)
+        self.name, self.vocabulary, self.context_length = name, vocabulary, context_length
+        self._cache = torch.empty(layers, 2, groups, 0, width)
 
     def _crop(self, length: int) -> None:
         return  # what lies behind the tokens held is overwritten by the next read
+
+    def _reserve(self, length: int) -> None:
+        """Room for `length` tokens."""
+        have = self._cache.shape[3]
+        if length > have:
+            more = self._cache.new_zeros(
+                *self._cache.shape[:3], -(-length // _GROW) * _GROW - have, self._cache.shape[4]
+            )
+            self._cache = torch.cat((self._cache, more), 3)
+
+
+class LeanModel(StaticModel):
+    """A `LanguageModel` on shared lean weights."""
+
+    def __init__(self, weights: LeanLlama, name: str) -> None:
+        w = self.weights = weights
+        super().__init__(name, w.vocabulary, w.context_length, len(w.layers), w.groups, w.width)
 
     @torch.inference_mode()
     def _forward(self, chunk: list[int], keep: int) -> Tensor:
@@ -128,15 +141,6 @@ class LeanModel(Remembering):
             gate, up = layer.gate_up(_rms(x, layer.before_mlp, w.epsilon)).chunk(2, -1)
             x = x + layer.down(F.silu(gate) * up)
         return w.head(_rms(x[-keep:], w.norm, w.epsilon))[None]
-
-    def _reserve(self, length: int) -> None:
-        """Room for `length` tokens."""
-        have = self._cache.shape[3]
-        if length > have:
-            more = self._cache.new_zeros(
-                *self._cache.shape[:3], -(-length // _GROW) * _GROW - have, self._cache.shape[4]
-            )
-            self._cache = torch.cat((self._cache, more), 3)
 
 
 def suits(model: Any) -> bool:
@@ -186,9 +190,8 @@ def fastest(model: Any) -> tuple[str, dict[str, float]]:
         for layout in LAYOUTS
         if layout != NUMBA or reason_without_numba() is None
     }
-    rounds = [
-        {layout: _time(sample) for layout, sample in samples.items()} for _ in range(5)
-    ]  # by turns: machines waver
+    # By turns, as machines waver.
+    rounds = [{layout: _time(sample) for layout, sample in samples.items()} for _ in range(5)]
     seconds = {layout: min(times[layout] for times in rounds) for layout in samples}
     return min(seconds, key=lambda name: seconds[name]), seconds
 
@@ -228,6 +231,12 @@ def head_width(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
+def turns(rotary: Any, length: int) -> Tensor:
+    """RoPE as complex numbers: [length, width / 2]."""
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), rotary.inv_freq.float())
+    return torch.polar(torch.full_like(angles, rotary.attention_scaling), angles)
+
+
 def interleave(weight: Tensor, heads: int, width: int) -> Tensor:
     """Rows reordered so that the two halves which RoPE turns together lie side by side, as complex numbers do: [h·w, d]."""
     return weight.view(heads, 2, width // 2, -1).transpose(1, 2).reshape(heads * width, -1)
@@ -235,12 +244,6 @@ def interleave(weight: Tensor, heads: int, width: int) -> Tensor:
 
 def _rms(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, epsilon)
-
-
-def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[out, in] as int8 rows and the scale of each."""
-    scale = weight.float().abs().amax(1).clamp(min=1e-12) / 127
-    return (weight.float() / scale[:, None]).round().to(torch.int8).contiguous(), scale
 
 
 def _int8(weight: Tensor) -> Product:

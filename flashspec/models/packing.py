@@ -16,14 +16,18 @@ WEIGHTS = "model.int8.safetensors"
 _SCALE = ".scale"
 
 
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """[out, in] of any float type as int8 rows and the float32 scale [out] of each."""
+    scale = weight.float().abs().amax(1).clamp(min=1e-12) / 127
+    return (weight.float() / scale[:, None]).round().to(torch.int8).contiguous(), scale
+
+
 def pack(state: dict[str, Tensor], path: Path) -> None:
     """Write `state` (matrices and vectors of any float type) to `path`."""
     packed: dict[str, Tensor] = {}
     for name, weight in state.items():
         if weight.ndim == 2:
-            scale = weight.float().abs().amax(1).clamp(min=1e-12) / 127
-            packed[name] = (weight.float() / scale[:, None]).round().to(torch.int8).contiguous()
-            packed[name + _SCALE] = scale
+            packed[name], packed[name + _SCALE] = quantise(weight)
         else:
             packed[name] = weight.float().contiguous()
     save_file(packed, path)

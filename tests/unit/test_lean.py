@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from worlds import llama
 
 from flashspec.models.catalog import load_family
-from flashspec.models.lean import LAYOUTS, NUMBA, fastest, lay_out, quantise, reason_without_numba, suits
+from flashspec.models.lean import LAYOUTS, NUMBA, fastest, lay_out, reason_without_numba, suits
+from flashspec.models.packing import quantise
 from flashspec.target import CachedModel
 
 IDS = [(7 * i + 3) % 97 for i in range(150)]
@@ -27,12 +28,9 @@ def tiny_llama(**more):
 def rounded_llama(**more):
     """Its matrices are int8 rows already, so that laying them out as such loses nothing."""
     model = tiny_llama(**more)
-    for layer in model.model.layers:
-        for linear in (m for m in layer.modules() if isinstance(m, torch.nn.Linear)):
-            rows, scale = quantise(linear.weight)
-            linear.weight.copy_(rows * scale[:, None])
-    rows, scale = quantise(model.lm_head.weight)
-    model.lm_head.weight.copy_(rows * scale[:, None])
+    for linear in (m for m in model.modules() if isinstance(m, torch.nn.Linear)):
+        rows, scale = quantise(linear.weight)
+        linear.weight.copy_(rows * scale[:, None])
     return model
 
 
