@@ -5,7 +5,12 @@ position start[b] + shift + r. The residual stream x [M, D] is float32; products
 PyTorch references: `flashspec/models/lean.py` on a CPU, transformers' own model anywhere.
 
 Weights are [out, in] as in torch.nn.Linear. Rows of q and k are interleaved: the two numbers that RoPE turns together lie side by side.
-keys, values: [B, G, C, W]. H query heads share G heads of keys, W wide; C is the capacity of the cache.
+keys, values: [B, G, C, W]. H query heads share G heads of keys, W wide; C is the capacity of the cache. Who writes a tile of x also writes the
+sum of its squares, squares [M, T], so that RMSNorm costs its reader one load.
+
+A launch of this size is mostly waiting: for the one before it, then for memory. With PDL (programmatic dependent launch, from compute
+capability 9 on) a kernel starts while its predecessor ends, asks for its weights, which no kernel writes, and only then waits for what the
+predecessor wrote.
 """
 
 import triton
@@ -22,13 +27,30 @@ def position_of(start_ptr, b, shift, r):
 
 
 @triton.jit
-def inverse_rms(x_ptr, m, live, D, epsilon, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-    """1 / root mean square of rows m of x: [BLOCK_M]."""
-    squares = tl.zeros([BLOCK_M, BLOCK_K], dtype=tl.float32)
-    for first in range(0, D, BLOCK_K):
-        k = first + tl.arange(0, BLOCK_K)
-        x = tl.load(x_ptr + m[:, None] * D + k[None, :], mask=live[:, None] & (k < D)[None, :], other=0.0)
-        squares += x * x
+def follow(PDL: tl.constexpr):
+    """Wait until what earlier kernels wrote is there, and let the next kernel come up behind this one."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def ask_for(weight_ptr, n, inside, K, LINES: tl.constexpr):
+    """Have the first LINES cache lines of rows n of a weight brought from memory, without waiting for them."""
+    if LINES:
+        k = tl.arange(0, LINES) * (128 * 8 // weight_ptr.dtype.element_ty.primitive_bitwidth)
+        n, k = tl.where(inside, n, 0), tl.where(k < K, k, 0)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [(weight_ptr + n[:, None].to(tl.int64) * K + k[None, :]).to(tl.int64)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def inverse_rms(squares_ptr, m, live, T, D, epsilon, TILES: tl.constexpr):
+    """1 / root mean square of rows m of x, from the squares of its T tiles: [BLOCK_M]."""
+    t = tl.arange(0, TILES)
+    squares = tl.load(squares_ptr + m[:, None] * T + t[None, :], mask=live[:, None] & (t < T)[None, :], other=0.0)
     return 1.0 / tl.sqrt(tl.sum(squares, axis=1) / D + epsilon)
 
 
@@ -56,13 +78,16 @@ def dot(a, b, total):
 
 # --------------------------------------------------------------------------------------------------------------- kernels
 
-# x[m] = table[id of row m]. text [B, C] int64, drafted [B, N] int64 standing behind the `length[b]` committed tokens. Grid: M.
+# x[m] = table[id of row m], squares[m] = (|x[m]|², 0, 0, …). text [B, C] int64, drafted [B, N] int64 standing behind the `length[b]`
+# committed tokens. Grid: M.
 
 
-@triton.jit(do_not_specialize=["N", "R", "shift"])
+@triton.jit(do_not_specialize=["N", "R", "shift", "T"])
 def embed_kernel(
-    text_ptr, drafted_ptr, start_ptr, length_ptr, table_ptr, x_ptr, C, N, R, shift, D, BLOCK: tl.constexpr
+    text_ptr, drafted_ptr, start_ptr, length_ptr, table_ptr, x_ptr, squares_ptr, C, N, R, shift, D, T,
+    BLOCK: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     m = tl.program_id(0)
     b = m // R
     place = position_of(start_ptr, b, shift, m % R)
@@ -71,26 +96,32 @@ def embed_kernel(
     committed = tl.load(text_ptr + b.to(tl.int64) * C + tl.minimum(place, C - 1))
     id = tl.where(is_drafted, tl.load(drafted_ptr + b * N + behind, mask=is_drafted, other=0), committed)
     k = tl.arange(0, BLOCK)
-    row = tl.load(table_ptr + id * D + k, mask=k < D, other=0.0)
-    tl.store(x_ptr + m * D + k, row.to(tl.float32), mask=k < D)
+    row = tl.load(table_ptr + id * D + k, mask=k < D, other=0.0).to(tl.float32)
+    t = tl.arange(0, TILES)
+    tl.store(x_ptr + m * D + k, row, mask=k < D)
+    tl.store(squares_ptr + m * T + t, tl.where(t == 0, tl.sum(row * row), 0.0), mask=t < T)
 
 
-# One head of q, k or v for BLOCK_M rows: norm, product, RoPE; q to q [M, H, W], scaled for a softmax in base 2, k and v into the cache.
-# weight [(H + 2 G) W, D]; cosine, sine [C', W/2] float32. Grid: (H + 2 G, row tiles).
+# A part of one head of q, k or v for BLOCK_M rows: norm, product, RoPE; q to q [M, H, W], scaled for a softmax in base 2, k and v into the
+# cache. weight [(H + 2 G) W, D]; cosine, sine [C', W/2] float32. Grid: ((H + 2 G) W / BLOCK_N, row tiles).
 
 
-@triton.jit(do_not_specialize=["M", "R", "shift", "H", "G"])
+@triton.jit(do_not_specialize=["M", "R", "shift", "H", "G", "T"])
 def qkv_kernel(
-    x_ptr, gain_ptr, weight_ptr, cosine_ptr, sine_ptr, start_ptr, q_ptr, keys_ptr, values_ptr, M, R, shift, D, H, G, C, epsilon,
-    W: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    x_ptr, squares_ptr, gain_ptr, weight_ptr, cosine_ptr, sine_ptr, start_ptr, q_ptr, keys_ptr, values_ptr, M, R, shift, D, T, H, G, C, epsilon,
+    W: tl.constexpr, TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LINES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(0)
+    head = tl.program_id(0) // (W // BLOCK_N)
+    left = tl.program_id(0) % (W // BLOCK_N) * BLOCK_N
+    column = left + tl.arange(0, BLOCK_N)
+    n = head * W + column
+    ask_for(weight_ptr, n, n >= 0, D, LINES)
+    follow(PDL)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     live = m < M
-    column = tl.arange(0, W)
-    n = head * W + column
-    scale = inverse_rms(x_ptr, m, live, D, epsilon, BLOCK_M, BLOCK_K)
-    total = tl.zeros([BLOCK_M, W], dtype=tl.float32)
+    scale = inverse_rms(squares_ptr, m, live, T, D, epsilon, TILES)
+    total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     for first in range(0, D, BLOCK_K):
         k = first + tl.arange(0, BLOCK_K)
         weight = weights_of(weight_ptr, n, n >= 0, k, D)
@@ -99,12 +130,12 @@ def qkv_kernel(
     place = position_of(start_ptr, tl.where(live, b, 0), shift, m % R)
     stored = live & (place < C)
     if head < H + G:
-        pair = tl.arange(0, W // 2)
+        pair = left // 2 + tl.arange(0, BLOCK_N // 2)
         at = tl.minimum(place, C - 1)[:, None] * (W // 2) + pair[None, :]
         cosine = tl.load(cosine_ptr + at)
         sine = tl.load(sine_ptr + at)
-        even, odd = tl.split(tl.reshape(total, [BLOCK_M, W // 2, 2]))
-        total = tl.reshape(tl.join(even * cosine - odd * sine, even * sine + odd * cosine), [BLOCK_M, W])
+        even, odd = tl.split(tl.reshape(total, [BLOCK_M, BLOCK_N // 2, 2]))
+        total = tl.reshape(tl.join(even * cosine - odd * sine, even * sine + odd * cosine), [BLOCK_M, BLOCK_N])
     if head < H:
         q = q_ptr + (m * H + head)[:, None] * W + column[None, :]
         tl.store(q, total * (LOG2E * W**-0.5), mask=live[:, None])
@@ -117,16 +148,19 @@ def qkv_kernel(
             tl.store(values_ptr + slot, total, mask=stored[:, None])
 
 
-# One share of the attention of one group of heads: key blocks share, share + S, … Each row of a block is weighed against the keys up
-# to its own position. partial [M, H, S, W] float32 sums of exp2(score - top) v, state [M, H, S, 2] float32: top and sum of weights.
-# Grid: (B * G * row tiles, S).
+# What the rows of one group of heads attend to, attended [M, H, W] in the weights' type. Share s of a group weighs the key blocks
+# s, s + SHARES, …, each row against the keys up to its own position; the share that ends last puts them together, from partial
+# [M, H, SHARES, W] float32, sums of exp2(score - top) v, and state [M, H, SHARES, 2] float32, top and sum of weights. count: a zero for each
+# group and row tile, before and after.
+# Grid: (B * G * row tiles, SHARES).
 
 
-@triton.jit(do_not_specialize=["R", "shift", "H", "G", "S", "T"])
+@triton.jit(do_not_specialize=["R", "shift", "H", "G", "T"])
 def attention_kernel(
-    q_ptr, keys_ptr, values_ptr, start_ptr, partial_ptr, state_ptr, R, shift, H, G, C, S, T,
-    W: tl.constexpr, SHARED: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
+    q_ptr, keys_ptr, values_ptr, start_ptr, partial_ptr, state_ptr, count_ptr, attended_ptr, R, shift, H, G, C, T,
+    W: tl.constexpr, SHARED: tl.constexpr, SHARES: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     program = tl.program_id(0)
     share = tl.program_id(1)
     b = program // (G * T)
@@ -146,7 +180,7 @@ def attention_kernel(
     top = tl.full([BLOCK_Q], NEG_INF, dtype=tl.float32)
     weight = tl.zeros([BLOCK_Q], dtype=tl.float32)
     total = tl.zeros([BLOCK_Q, W], dtype=tl.float32)
-    for block in range(share, (end + BLOCK_N - 1) // BLOCK_N, S):
+    for block in range(share, (end + BLOCK_N - 1) // BLOCK_N, SHARES):
         n = block * BLOCK_N + tl.arange(0, BLOCK_N)
         k = tl.load(keys_ptr + (cache + n)[None, :] * W + column[:, None], mask=(n < end)[None, :], other=0.0)
         v = tl.load(values_ptr + (cache + n)[:, None] * W + column[None, :], mask=(n < end)[:, None], other=0.0)
@@ -159,53 +193,78 @@ def attention_kernel(
         weight = weight * shrink + tl.sum(p, axis=1)
         total = dot(p, v, total * shrink[:, None])
         top = higher
-    out = query * S + share
-    tl.store(partial_ptr + out[:, None] * W + column[None, :], total, mask=live[:, None])
-    tl.store(state_ptr + out * 2, top, mask=live)
-    tl.store(state_ptr + out * 2 + 1, weight, mask=live)
+    attended = attended_ptr + query[:, None] * W + column[None, :]
+    if SHARES == 1:
+        tl.store(attended, total / tl.where(weight > 0.0, weight, 1.0)[:, None], mask=live[:, None])
+    else:
+        out = query * SHARES + share
+        tl.store(partial_ptr + out[:, None] * W + column[None, :], total, mask=live[:, None])
+        tl.store(state_ptr + out * 2, top, mask=live)
+        tl.store(state_ptr + out * 2 + 1, weight, mask=live)
+        tl.debug_barrier()
+        if tl.atomic_add(count_ptr + program, 1, sem="acq_rel", scope="gpu") == SHARES - 1:
+            every = query[:, None] * SHARES + tl.arange(0, SHARES)[None, :]
+            tops = tl.load(state_ptr + every * 2, mask=live[:, None], other=0.0, cache_modifier=".cg")
+            sums = tl.load(state_ptr + every * 2 + 1, mask=live[:, None], other=0.0, cache_modifier=".cg")
+            highest = tl.max(tops, axis=1)
+            mass = tl.sum(tl.exp2(tops - highest[:, None]) * sums, axis=1)
+            total = tl.zeros([BLOCK_Q, W], dtype=tl.float32)
+            for s in tl.static_range(SHARES):
+                here = query * SHARES + s
+                part = tl.load(
+                    partial_ptr + here[:, None] * W + column[None, :],
+                    mask=live[:, None],
+                    other=0.0,
+                    cache_modifier=".cg",
+                )
+                part_top = tl.load(state_ptr + here * 2, mask=live, other=0.0, cache_modifier=".cg")
+                total += part * tl.exp2(part_top - highest)[:, None]
+            tl.store(attended, total / tl.where(mass > 0.0, mass, 1.0)[:, None], mask=live[:, None])
+            tl.store(count_ptr + program, 0)
 
 
-# x += attended heads times weight [D, H W], after the shares of each head are put together. Grid: (D / BLOCK_N, row tiles).
+# x += hidden times weight [D, F], and the squares of each tile of the new x: for what was attended to and for the MLP.
+# Grid: (D / BLOCK_N, row tiles).
 
 
-@triton.jit(do_not_specialize=["M", "H", "S"])
-def out_kernel(
-    partial_ptr, state_ptr, weight_ptr, x_ptr, M, D, H, S, W: tl.constexpr, SHARES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+@triton.jit(do_not_specialize=["M", "T"])
+def add_kernel(
+    hidden_ptr, weight_ptr, x_ptr, squares_ptr, M, D, F, T,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    ask_for(weight_ptr, n, n < D, F, LINES)
+    follow(PDL)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     live = m < M
-    column = tl.arange(0, W)
-    share = tl.arange(0, SHARES)
     total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-    for head in range(0, H):
-        weight = weights_of(weight_ptr, n, n < D, head * W + column, H * W)
-        row = (m * H + head)[:, None] * S + share[None, :]  # [BLOCK_M, SHARES]
-        there = live[:, None] & (share < S)[None, :]
-        top = tl.load(state_ptr + row * 2, mask=there, other=NEG_INF)
-        sums = tl.load(state_ptr + row * 2 + 1, mask=there, other=0.0)
-        highest = tl.max(top, axis=1)
-        factor = tl.exp2(top - tl.where(highest == NEG_INF, 0.0, highest)[:, None])
-        mass = tl.sum(factor * sums, axis=1)
-        factor = factor / tl.where(mass > 0.0, mass, 1.0)[:, None]
-        parts = tl.load(partial_ptr + row[:, :, None] * W + column[None, None, :], mask=there[:, :, None], other=0.0)
-        total = dot(tl.sum(parts * factor[:, :, None], axis=1), weight, total)
+    for first in range(0, F, BLOCK_K):
+        k = first + tl.arange(0, BLOCK_K)
+        weight = weights_of(weight_ptr, n, n < D, k, F)
+        hidden = tl.load(hidden_ptr + m[:, None] * F + k[None, :], mask=live[:, None] & (k < F)[None, :], other=0.0)
+        total = dot(hidden, weight, total)
     place = x_ptr + m[:, None] * D + n[None, :]
     mask = live[:, None] & (n < D)[None, :]
-    tl.store(place, tl.load(place, mask=mask, other=0.0) + total, mask=mask)
+    total += tl.load(place, mask=mask, other=0.0)
+    tl.store(place, total, mask=mask)
+    tl.store(squares_ptr + m * T + tl.program_id(0), tl.sum(tl.where(mask, total * total, 0.0), axis=1), mask=live)
 
 
 # hidden [M, F] = silu(gate) * up of RMSNorm(x), in the weights' type; weight [2 F, D]: gate rows, then up rows. Grid: (F / BLOCK_N, row tiles).
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "T"])
 def gate_up_kernel(
-    x_ptr, gain_ptr, weight_ptr, hidden_ptr, M, D, F, epsilon, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+    x_ptr, squares_ptr, gain_ptr, weight_ptr, hidden_ptr, M, D, F, T, epsilon,
+    TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    ask_for(weight_ptr, n, n < F, D, LINES)
+    ask_for(weight_ptr, n + F, n < F, D, LINES)
+    follow(PDL)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     live = m < M
-    scale = inverse_rms(x_ptr, m, live, D, epsilon, BLOCK_M, BLOCK_K)
+    scale = inverse_rms(squares_ptr, m, live, T, D, epsilon, TILES)
     gate = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     up = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     for first in range(0, D, BLOCK_K):
@@ -219,40 +278,21 @@ def gate_up_kernel(
     tl.store(hidden_ptr + m[:, None] * F + n[None, :], hidden, mask=live[:, None] & (n < F)[None, :])
 
 
-# x += hidden times weight [D, F]. Grid: (D / BLOCK_N, row tiles).
-
-
-@triton.jit(do_not_specialize=["M"])
-def down_kernel(
-    hidden_ptr, weight_ptr, x_ptr, M, D, F, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
-):
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    live = m < M
-    total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-    for first in range(0, F, BLOCK_K):
-        k = first + tl.arange(0, BLOCK_K)
-        weight = weights_of(weight_ptr, n, n < D, k, F)
-        hidden = tl.load(hidden_ptr + m[:, None] * F + k[None, :], mask=live[:, None] & (k < F)[None, :], other=0.0)
-        total = dot(hidden, weight, total)
-    place = x_ptr + m[:, None] * D + n[None, :]
-    mask = live[:, None] & (n < D)[None, :]
-    tl.store(place, tl.load(place, mask=mask, other=0.0) + total, mask=mask)
-
-
 # logits [B, K, V] float32 behind the last K of the R rows of each request; weight [V, D]. Grid: (V / BLOCK_N, row tiles).
 
 
-@triton.jit(do_not_specialize=["rows", "R", "K"])
+@triton.jit(do_not_specialize=["rows", "R", "K", "T"])
 def head_kernel(
-    x_ptr, gain_ptr, weight_ptr, logits_ptr, rows, R, K, D, V, logits_batch, logits_row, epsilon,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    x_ptr, squares_ptr, gain_ptr, weight_ptr, logits_ptr, rows, R, K, D, V, T, logits_batch, logits_row, epsilon,
+    TILES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    ask_for(weight_ptr, n, n < V, D, LINES)
+    follow(PDL)
     out = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     live = out < rows
     m = tl.where(live, out // K * R + R - K + out % K, 0)
-    scale = inverse_rms(x_ptr, m, live, D, epsilon, BLOCK_M, BLOCK_K)
+    scale = inverse_rms(squares_ptr, m, live, T, D, epsilon, TILES)
     total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     for first in range(0, D, BLOCK_K):
         k = first + tl.arange(0, BLOCK_K)

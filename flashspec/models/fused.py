@@ -23,6 +23,40 @@ KEYS = 64  # keys of an attention block
 PREFILL = 64  # rows that are read at once of a prompt
 
 
+class Tile(NamedTuple):
+    """How one product is cut: n outputs a program, k inputs a step, lines of 128 bytes of each weight row that are asked for ahead."""
+
+    n: int
+    k: int
+    warps: int = 4
+    stages: int = 4
+    lines: int = 0
+
+
+class Tiles(NamedTuple):
+    """The products of a forward. `out` and `down` add to the same x and have the same n."""
+
+    qkv: Tile
+    out: Tile
+    gate_up: Tile
+    down: Tile
+    head: Tile
+
+
+# The fastest of 36 tiles a product on an H200, one product after the other, twice. Small products wait for memory, so they ask ahead.
+SMALL = Tiles(
+    Tile(16, 64, stages=6, lines=2), Tile(16, 128, stages=5, lines=32), Tile(32, 64, stages=3, lines=32),
+    Tile(16, 128, stages=5, lines=128), Tile(64, 64, stages=3, lines=2),
+)  # fmt: skip
+MEDIUM = Tiles(Tile(32, 256), Tile(32, 64, stages=6), Tile(32, 64, stages=6), Tile(32, 256), Tile(64, 128, stages=5))
+LARGE = Tiles(Tile(64, 256), Tile(64, 256), Tile(64, 128, warps=8, stages=3), Tile(64, 256), Tile(64, 256))
+
+
+def tiles_for(hidden: int) -> Tiles:
+    """By the width of the residual stream: up to 135M-like models, 1B-like ones, 8B-like ones and above."""
+    return SMALL if hidden < 2048 else MEDIUM if hidden < 4096 else LARGE
+
+
 class Layer(NamedTuple):
     """Weights of one decoder layer, [out, in], rows of q and k interleaved for RoPE."""
 
@@ -106,6 +140,8 @@ class FusedModel:
         places = torch.arange(capacity, dtype=torch.float32, device=weights.head.device)
         angles = torch.outer(places, weights.frequencies)
         self._cosine, self._sine = angles.cos() * weights.scaling, angles.sin() * weights.scaling
+        self.tiles = tiles_for(weights.embedding.shape[1])
+        self._pdl = not INTERPRETED and torch.cuda.get_device_capability(weights.head.device)[0] >= 9
         self._spaces: dict[int, _Space] = {}
 
     def forward(
@@ -116,74 +152,84 @@ class FusedModel:
         drafted [B, N] int64 stands behind the committed tokens. start [B]: the committed length where None. out [B, K, V] float32: gets the
         logits behind the last K rows.
         """
-        w, text = self.weights, self.text
+        w, text, tiles = self.weights, self.text, self.tiles
         start = text.length if start is None else start
         batch, capacity = text.ids.shape
         m, hidden = batch * rows, w.embedding.shape[1]
         inner = w.layers[0].down.shape[1]
-        space = self._space(rows)
-        tiles = -(-m // ROWS)
-        k = 128 if hidden >= 1024 else 64
-        narrow = 16 if hidden <= 2048 else 32
+        space, pdl = self._space(rows), self._pdl
+        row_tiles, parts = -(-m // ROWS), -(-hidden // tiles.out.n)  # of M, of D
+        most = triton.next_power_of_2(parts)
         shared = w.heads // w.groups
         queries = max(ROWS, triton.next_power_of_2(min(rows, max(1, 64 // shared)) * shared))
-        row_tiles = -(-rows // (queries // shared))
+        query_tiles = -(-rows // (queries // shared))
+        launch = {"launch_pdl": True} if pdl else {}
+
+        def cut(tile: Tile, weight: Tensor) -> dict[str, Any]:
+            lines = triton.next_power_of_2(-(-weight.shape[1] * weight.element_size() // 128))
+            return {
+                "BLOCK_M": ROWS, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "LINES": min(tile.lines, lines) if pdl else 0, "PDL": pdl,
+                "num_warps": tile.warps, "num_stages": tile.stages, **launch,
+            }  # fmt: skip
+
         source.embed_kernel[(m,)](
-            text.ids, drafted, start, text.length, w.embedding, space.x, capacity, drafted.shape[1], rows, shift, hidden,
-            triton.next_power_of_2(hidden),
+            text.ids, drafted, start, text.length, w.embedding, space.x, space.squares, capacity, drafted.shape[1], rows, shift, hidden, parts,
+            triton.next_power_of_2(hidden), most, pdl, **launch,
         )  # fmt: skip
         for layer, (keys, values) in zip(w.layers, self._cache, strict=True):
-            source.qkv_kernel[(w.heads + 2 * w.groups, tiles)](
-                space.x, layer.before_attention, layer.qkv, self._cosine, self._sine, start, space.q, keys, values, m, rows, shift, hidden,
-                w.heads, w.groups, capacity, w.epsilon, w.width, ROWS, k,
+            source.qkv_kernel[((w.heads + 2 * w.groups) * (w.width // tiles.qkv.n), row_tiles)](
+                space.x, space.squares, layer.before_attention, layer.qkv, self._cosine, self._sine, start, space.q, keys, values, m, rows,
+                shift, hidden, parts, w.heads, w.groups, capacity, w.epsilon, w.width, most, **cut(tiles.qkv, layer.qkv),
             )  # fmt: skip
-            source.attention_kernel[(batch * w.groups * row_tiles, space.shares)](
-                space.q, keys, values, start, space.partial, space.state, rows, shift, w.heads, w.groups, capacity, space.shares, row_tiles,
-                w.width, shared, queries, KEYS,
+            source.attention_kernel[(batch * w.groups * query_tiles, space.shares)](
+                space.q, keys, values, start, space.partial, space.state, space.count, space.attended, rows, shift, w.heads, w.groups, capacity,
+                query_tiles, w.width, shared, space.shares, queries, KEYS, pdl, **launch,
             )  # fmt: skip
-            source.out_kernel[(-(-hidden // narrow), tiles)](
-                space.partial,
-                space.state,
+            source.add_kernel[(parts, row_tiles)](
+                space.attended,
                 layer.out,
                 space.x,
+                space.squares,
                 m,
                 hidden,
-                w.heads,
-                space.shares,
-                w.width,
-                space.shares,
-                ROWS,
-                narrow,
+                w.heads * w.width,
+                parts,
+                **cut(tiles.out, layer.out),
             )
-            source.gate_up_kernel[(-(-inner // narrow), tiles)](
-                space.x, layer.before_mlp, layer.gate_up, space.hidden, m, hidden, inner, w.epsilon, ROWS, narrow, k
-            )
-            source.down_kernel[(-(-hidden // narrow), tiles)](
-                space.hidden, layer.down, space.x, m, hidden, inner, ROWS, narrow, 128
+            source.gate_up_kernel[(-(-inner // tiles.gate_up.n), row_tiles)](
+                space.x, space.squares, layer.before_mlp, layer.gate_up, space.hidden, m, hidden, inner, parts, w.epsilon, most,
+                **cut(tiles.gate_up, layer.gate_up),
+            )  # fmt: skip
+            source.add_kernel[(parts, row_tiles)](
+                space.hidden, layer.down, space.x, space.squares, m, hidden, inner, parts, **cut(tiles.down, layer.down)
             )
         if out is not None:
             keep = out.shape[1]
-            source.head_kernel[(-(-w.vocabulary // 64), -(-batch * keep // ROWS))](
-                space.x, w.norm, w.head, out, batch * keep, rows, keep, hidden, w.vocabulary, out.stride(0), out.stride(1),
-                w.epsilon, ROWS, 64, k,
+            source.head_kernel[(-(-w.vocabulary // tiles.head.n), -(-batch * keep // ROWS))](
+                space.x, space.squares, w.norm, w.head, out, batch * keep, rows, keep, hidden, w.vocabulary, parts, out.stride(0),
+                out.stride(1), w.epsilon, most, **cut(tiles.head, w.head),
             )  # fmt: skip
 
     def _space(self, rows: int) -> _Space:
         if rows not in self._spaces:
-            self._spaces[rows] = _Space(self.weights, self.text.ids.shape[0], rows)
+            self._spaces[rows] = _Space(self.weights, self.text.ids.shape[0], rows, self.tiles.out.n)
         return self._spaces[rows]
 
 
 class _Space:
     """Where a forward of `rows` rows a request keeps its intermediate results."""
 
-    def __init__(self, weights: FusedLlama, batch: int, rows: int) -> None:
+    def __init__(self, weights: FusedLlama, batch: int, rows: int, part: int) -> None:
         w, m, device = weights, batch * rows, weights.head.device
+        hidden = w.embedding.shape[1]
         self.shares = 4 if batch * w.groups <= 32 and rows <= ROWS else 1  # few programs: split the keys among more
-        self.x = torch.empty(m, w.embedding.shape[1], device=device)
+        self.x = torch.empty(m, hidden, device=device)
+        self.squares = torch.empty(m, -(-hidden // part), device=device)
         self.q = torch.empty(m, w.heads, w.width, dtype=w.head.dtype, device=device)
         self.partial = torch.empty(m, w.heads, self.shares, w.width, device=device)
         self.state = torch.empty(m, w.heads, self.shares, 2, device=device)
+        self.count = torch.zeros(m * w.groups, dtype=torch.int32, device=device)
+        self.attended = torch.empty_like(self.q)
         self.hidden = torch.empty(m, w.layers[0].down.shape[1], dtype=w.head.dtype, device=device)
 
 

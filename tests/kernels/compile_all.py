@@ -8,11 +8,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from flashspec.kernels import forward, thresholds, verify
+from flashspec.models.fused import LARGE, MEDIUM, SMALL
 
 FLOAT, INT, LONG = "*fp32", "*i32", "*i64"
 WIDE = (
     "target_ptr", "draft_ptr", "V", "target_batch", "target_row", "draft_batch", "draft_row", "logits_ptr", "batch_stride", "row_stride",
-    "x_ptr", "partial_ptr", "state_ptr", "gain_ptr", "weight_ptr", "table_ptr", "q_ptr", "keys_ptr", "values_ptr", "hidden_ptr", "D", "F", "C",
+    "x_ptr", "partial_ptr", "state_ptr", "gain_ptr", "weight_ptr", "table_ptr", "q_ptr", "keys_ptr", "values_ptr", "hidden_ptr", "attended_ptr", "D", "F", "C",
 )  # fmt: skip
 NAMES = {
     "ids_ptr": LONG, "num_draft_ptr": INT, "seed_ptr": LONG, "position_ptr": LONG, "key_ptr": LONG, "count_ptr": INT, "tokens_ptr": LONG, "tau_ptr": INT,
@@ -27,11 +28,12 @@ WEIGHTS = (
     "keys_ptr",
     "values_ptr",
     "hidden_ptr",
+    "attended_ptr",
 )  # of the model's type
 SHARED = {75: 65_536, 80: 166_912, 90: 232_448}  # bytes that a program may have
 
 
-def compile_for(capability, kernel, constants, logits, warps, weights=FLOAT):
+def compile_for(capability, kernel, constants, logits, num_warps, num_stages=3, weights=FLOAT):
     signature, aligned = {}, {}
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
@@ -47,29 +49,37 @@ def compile_for(capability, kernel, constants, logits, warps, weights=FLOAT):
             aligned[(index,)] = [["tt.divisibility", 16]]
     values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    compiled = triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options={"num_warps": num_warps, "num_stages": num_stages}
+    )
     if compiled.metadata.shared > SHARED[capability]:
         raise RuntimeError(f"{kernel.fn.__name__} {constants} wants {compiled.metadata.shared} bytes of shared memory")
     return compiled
 
 
 def compile_forward(capability, weights):
-    """At the two widths of heads, with the blocks that `models/fused.py` takes for small and for large models."""
-    for width, rows, narrow, k in ((64, 16, 16, 64), (128, 16, 32, 128)):
-        blocks = {"BLOCK_M": rows, "BLOCK_N": narrow}
-        for kernel, constants in (
-            (forward.embed_kernel, {"BLOCK": 1024}),
-            (forward.qkv_kernel, {"W": width, "BLOCK_M": rows, "BLOCK_K": k}),
-            (forward.attention_kernel, {"W": width, "SHARED": 4, "BLOCK_Q": 16, "BLOCK_N": 64}),
-            (forward.attention_kernel, {"W": width, "SHARED": 4, "BLOCK_Q": 64, "BLOCK_N": 64}),
-            (forward.out_kernel, {"W": width, "SHARES": 4, **blocks}),
-            (forward.gate_up_kernel, {**blocks, "BLOCK_K": k}),
-            (forward.down_kernel, {**blocks, "BLOCK_K": 128}),
-            (forward.head_kernel, {**blocks, "BLOCK_N": 64, "BLOCK_K": k}),
-            (forward.draw_kernel, {"TILES": 1, "SHARES": 64, "TRUNCATE": True}),
-            (forward.commit_kernel, {"BLOCK": 32}),
+    """At the two widths of heads, with the tiles that `models/fused.py` takes for small and for large models."""
+    pdl = capability >= 90
+    for width, tiles in ((64, SMALL), (64, MEDIUM), (128, LARGE)):
+
+        def blocks(tile, pdl=pdl):
+            return {"BLOCK_M": 16, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "LINES": tile.lines if pdl else 0, "PDL": pdl}
+
+        attention = {"W": width, "SHARED": 4, "BLOCK_N": 64, "PDL": pdl}
+        for kernel, constants, tile in (
+            (forward.embed_kernel, {"BLOCK": 1024, "TILES": 64, "PDL": pdl}, None),
+            (forward.qkv_kernel, {"W": width, "TILES": 64, **blocks(tiles.qkv)}, tiles.qkv),
+            (forward.attention_kernel, {**attention, "SHARES": 4, "BLOCK_Q": 16}, None),
+            (forward.attention_kernel, {**attention, "SHARES": 1, "BLOCK_Q": 64}, None),
+            (forward.add_kernel, blocks(tiles.out), tiles.out),
+            (forward.gate_up_kernel, {"TILES": 64, **blocks(tiles.gate_up)}, tiles.gate_up),
+            (forward.add_kernel, blocks(tiles.down), tiles.down),
+            (forward.head_kernel, {"TILES": 64, **blocks(tiles.head)}, tiles.head),
+            (forward.draw_kernel, {"TILES": 1, "SHARES": 64, "TRUNCATE": True}, None),
+            (forward.commit_kernel, {"BLOCK": 32}, None),
         ):
-            compile_for(capability, kernel, constants, FLOAT, 4, weights)
+            how = {"num_warps": tile.warps, "num_stages": tile.stages} if tile else {"num_warps": 4}
+            compile_for(capability, kernel, constants, FLOAT, weights=weights, **how)
     print(f"sm_{capability} forward")
 
 
