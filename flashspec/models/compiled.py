@@ -1,18 +1,19 @@
-"""A Llama forward on the CPU in one call, compiled by Numba: int8 rows, float32 activations, a static cache.
+"""A Llama forward on the CPU in one call, compiled by Numba: int8 rows, int16 activations, a static cache.
 
 Through PyTorch the same forward is some twenty-five calls a layer, and for a small model they take longer than its products. Here a layer
 is two norms, four products and attention, in compiled loops over both cores.
 
 A product takes four rows of a block at a time, also where there are fewer: the weights are read once for the four, so that a block of
-four tokens costs little more than one, and a row goes through the same instructions whatever stands beside it, so that its logits are
-the same bits in every block.
+four tokens costs little more than one. A row goes through the same instructions whatever stands beside it, so that its logits are the
+same bits in every block. Before a product every row is rounded to whole numbers of up to fifteen bits and a scale, much finer than the
+weights' seven; sums of integers are exact, and no sum can overflow.
 """
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -20,34 +21,44 @@ from numba import config as numba_config
 from numba import njit, prange, set_num_threads
 from torch import Tensor
 
+from flashspec.models.lanes import ROWS, WIDTH, dots, exp
 from flashspec.models.lean import NUMBA, StaticModel, head_width, joined, turns
 from flashspec.models.packing import quantise
 
-ROWS = 4  # of a block that a product takes at once
 _TILE = 32  # outputs that a thread takes at once
 _MATH = {"reassoc", "contract", "nsz"}  # sums in lanes, fused multiply-adds; NaN and infinity stay what they are
 _one_at_a_time = threading.Lock()  # Numba's own thread pool, used where there is no OpenMP, is not safe for threads
 
-f32 = np.float32
+f32, i16, i32 = np.float32, np.int16, np.int32
 Array = np.ndarray
+
+
+class Matrix(NamedTuple):
+    """A product's weights, those of all layers together where there is a first axis."""
+
+    rows: Array  # [..., out, in] int8, columns filled up with zeros to a multiple of WIDTH
+    scale: Array  # [..., out] float32
+    most: (
+        Array | np.float32
+    )  # [...]: the largest activation for which no sum of a row can overflow, at most that of int16
 
 
 @dataclass(frozen=True)
 class CompiledLlama:
-    """Weights of a Llama-form model, shared read-only by any number of `CompiledModel`s. Products are int8 rows and a scale for each."""
+    """Weights of a Llama-form model, shared read-only by any number of `CompiledModel`s."""
 
     heads: int
     groups: int
     epsilon: np.float32
     vocabulary: int
     embedding: Tensor  # [V, d]
-    qkv: tuple[Array, Array]  # [layers, (heads + 2 groups) · width, d], [layers, …]
-    out: tuple[Array, Array]  # [layers, d, heads · width]
-    gate_up: tuple[Array, Array]  # [layers, 2 m, d]: gate and up by turns, so that memory is read in order
-    down: tuple[Array, Array]  # [layers, d, m]
+    qkv: Matrix  # [layers, (heads + 2 groups) · width, d]
+    out: Matrix  # [layers, d, heads · width]
+    gate_up: Matrix  # [layers, 2 m, d]
+    down: Matrix  # [layers, d, m]
     norms: Array  # [layers, 2, d]: before attention, before the feed-forward part
     norm: Array  # [d]
-    head: tuple[Array, Array]  # [V, d], [V]
+    head: Matrix  # [V, d]
     turns: Array  # [context, width / 2, 2]: cosine and sine of RoPE
     layout: str = NUMBA
 
@@ -58,16 +69,17 @@ class CompiledLlama:
         heads, groups, width = config.num_attention_heads, config.num_key_value_heads, head_width(config)
         parts = [joined(layer, heads, groups, width) for layer in base.layers[:layers]]
         qkv, out, gate_up, down, *norms = zip(*parts, strict=True)
-        by_turns = [w.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1) for w in gate_up]
         return cls(
             heads, groups, f32(config.rms_norm_eps), config.vocab_size, base.embed_tokens.weight.float(),
-            _stacked(qkv), _stacked(out), _stacked(by_turns), _stacked(down),
+            _stacked(qkv), _stacked(out), _stacked(gate_up), _stacked(down),
             torch.stack([torch.stack(pair) for pair in zip(*norms, strict=True)]).float().numpy(), base.norm.weight.float().numpy(),
-            _rows(model.get_output_embeddings().weight), torch.view_as_real(turns(base.rotary_emb, config.max_position_embeddings)).numpy(),
+            _matrix(model.get_output_embeddings().weight), torch.view_as_real(turns(base.rotary_emb, config.max_position_embeddings)).numpy(),
         )  # fmt: skip
 
     def first(self, count: int) -> Self:
-        qkv, out, gate_up, down = ((w[:count], s[:count]) for w, s in (self.qkv, self.out, self.gate_up, self.down))
+        qkv, out, gate_up, down = (
+            Matrix(*(part[:count] for part in product)) for product in (self.qkv, self.out, self.gate_up, self.down)
+        )
         return replace(self, qkv=qkv, out=out, gate_up=gate_up, down=down, norms=self.norms[:count])
 
     def cached(self, name: str) -> CompiledModel:
@@ -88,21 +100,21 @@ class CompiledModel(StaticModel):
         with _one_at_a_time:
             set_num_threads(min(torch.get_num_threads(), numba_config.NUMBA_NUM_THREADS))
             logits = _run(
-                x, len(chunk), start, keep, self._cache.numpy(), w.heads, w.epsilon, *w.qkv, *w.out, *w.gate_up, *w.down,
-                w.norms, w.norm, *w.head, w.turns,
+                x, len(chunk), start, keep, self._cache.numpy(), w.heads, w.epsilon, w.qkv, w.out, w.gate_up, w.down,
+                w.norms, w.norm, w.head, w.turns,
             )  # fmt: skip
         return torch.from_numpy(logits)[None]
 
 
-def _stacked(weights: Any) -> tuple[Array, Array]:
-    """Products of all layers: [layers, out, in] int8 and [layers, out] float32."""
-    rows, scales = zip(*map(_rows, weights), strict=True)
-    return np.stack(rows), np.stack(scales)
+def _stacked(weights: Any) -> Matrix:
+    """Products of all layers."""
+    return Matrix(*map(np.stack, zip(*map(_matrix, weights), strict=True)))
 
 
-def _rows(weight: Tensor) -> tuple[Array, Array]:
-    rows, scale = quantise(weight)
-    return rows.numpy(), scale.numpy()
+def _matrix(weight: Tensor) -> Matrix:
+    rows, scale = quantise(torch.nn.functional.pad(weight, (0, -weight.shape[1] % WIDTH)))
+    heaviest = rows.abs().sum(1, dtype=torch.int64).max()
+    return Matrix(rows.numpy(), scale.numpy(), f32(min(2**15 - 1, (2**31 - 1) // max(int(heaviest), 1))))
 
 
 # ------------------------------------------------------------------------------------------------------------- compiled loops
@@ -110,83 +122,106 @@ def _rows(weight: Tensor) -> tuple[Array, Array]:
 
 @njit(nogil=True, cache=True, fastmath=_MATH)
 def _run(
-    x: Array, n: int, start: int, keep: int, cache: Array, heads: int, epsilon: np.float32, qkv: Array, qkv_scale: Array,
-    out: Array, out_scale: Array, gate_up: Array, gate_up_scale: Array, down: Array, down_scale: Array,
-    norms: Array, norm: Array, head: Array, head_scale: Array, turns: Array,
+    x: Array, n: int, start: int, keep: int, cache: Array, heads: int, epsilon: np.float32, qkv: Matrix, out: Matrix,
+    gate_up: Matrix, down: Matrix, norms: Array, norm: Array, head: Matrix, turns: Array,
 ) -> Array:  # fmt: skip
     """Read n tokens, x [n, d] padded to a multiple of ROWS, behind `start` tokens of the cache; logits [keep, V] of the last ones."""
-    padded, d = x.shape
-    normed, added = np.empty_like(x), np.empty_like(x)
-    projected = np.empty((padded, qkv.shape[1]), f32)
-    attended = np.zeros((padded, out.shape[2]), f32)
-    hidden = np.empty((padded, down.shape[2]), f32)
+    padded = len(x)
+    projected = np.empty((padded, qkv.rows.shape[1]), f32)
+    attended = np.zeros((padded, heads * cache.shape[4]), f32)
+    gated, added = np.empty((padded, gate_up.rows.shape[1] // 2), f32), np.empty_like(x)
+    scale = np.empty(padded, f32)
+    normed, mixed = np.zeros((padded, qkv.rows.shape[2]), i16), np.zeros((padded, out.rows.shape[2]), i16)
+    hidden = np.zeros((padded, down.rows.shape[2]), i16)
     for i in range(len(norms)):
-        _rms_norm(x, norms[i, 0], epsilon, normed)
-        _product(normed, qkv[i], qkv_scale[i], projected)
+        _rms_norm(x, norms[i, 0], epsilon, qkv.most[i], normed, scale)
+        _product(normed, scale, qkv.rows[i], qkv.scale[i], projected)
         _turn_and_store(projected, n, start, heads, turns, cache[i])
         _attend(projected, n, start, heads, cache[i], attended)
-        _product(attended, out[i], out_scale[i], added)
+        _round(attended, out.most[i], mixed, scale)
+        _product(mixed, scale, out.rows[i], out.scale[i], added)
         x += added
-        _rms_norm(x, norms[i, 1], epsilon, normed)
-        _gated_product(normed, gate_up[i], gate_up_scale[i], hidden)
-        _product(hidden, down[i], down_scale[i], added)
+        _rms_norm(x, norms[i, 1], epsilon, gate_up.most[i], normed, scale)
+        _gated_product(normed, scale, gate_up.rows[i], gate_up.scale[i], gated)
+        _round(gated, down.most[i], hidden, scale)
+        _product(hidden, scale, down.rows[i], down.scale[i], added)
         x += added
-    kept = np.zeros(((keep + ROWS - 1) // ROWS * ROWS, d), f32)
-    _rms_norm(x[n - keep : n], norm, epsilon, kept)
-    logits = np.empty((len(kept), len(head)), f32)
-    _product(kept, head, head_scale, logits)
+    rows = (keep + ROWS - 1) // ROWS * ROWS
+    last, logits = np.zeros((rows, head.rows.shape[1]), i16), np.empty((rows, len(head.rows)), f32)
+    _rms_norm(x[n - keep : n], norm, epsilon, head.most, last, scale)
+    _product(last, scale, head.rows, head.scale, logits)
     return logits[:keep]
 
 
 @njit(cache=True, fastmath=_MATH)
-def _rms_norm(x: Array, weight: Array, epsilon: np.float32, y: Array) -> None:
-    """y = x / √(mean x² + ε) · weight, by row."""
+def _rms_norm(x: Array, weight: Array, epsilon: np.float32, most: np.float32, y: Array, scale: Array) -> None:
+    """x / √(mean x² + ε) · weight by row, rounded: as `_round` gives it."""
+    normed = np.empty((1, len(weight)), f32)
     for r in range(len(x)):
         square = f32(0)
         for k in range(len(weight)):
             square += x[r, k] * x[r, k]
-        scale = f32(1) / np.sqrt(square / f32(len(weight)) + epsilon)
+        root = f32(1) / np.sqrt(square / f32(len(weight)) + epsilon)
         for k in range(len(weight)):
-            y[r, k] = x[r, k] * scale * weight[k]
+            normed[0, k] = x[r, k] * root * weight[k]
+        _round(normed, most, y[r : r + 1], scale[r : r + 1])
 
 
-@njit(cache=True, fastmath=_MATH, inline="always")
-def _four(row: Array, scale: np.float32, a: Array, b: Array, c: Array, d: Array) -> tuple[np.float32, ...]:
-    """Products of one row of weights with four rows of activations. Written out, as sums in an array would leave the registers."""
-    at, bt, ct, dt = f32(0), f32(0), f32(0), f32(0)
-    for k in range(len(row)):
-        w = f32(row[k])
-        at += w * a[k]
-        bt += w * b[k]
-        ct += w * c[k]
-        dt += w * d[k]
-    return at * scale, bt * scale, ct * scale, dt * scale
+@njit(cache=True, fastmath=_MATH)
+def _round(x: Array, most: np.float32, y: Array, scale: Array) -> None:
+    """Rows of x [n, m] as y [n, ≥ m] int16, up to ±most, and scale [n]: x ≈ y · scale. Where a row is not finite its scale is NaN."""
+    for r in range(len(x)):
+        largest = _largest(x[r])
+        if not largest < np.inf:
+            scale[r] = np.nan
+        elif largest == 0:
+            scale[r], y[r] = 0, 0
+        else:
+            scale[r], steps = largest / most, most / largest
+            for k in range(x.shape[1]):
+                y[r, k] = i16(np.rint(x[r, k] * steps))
+
+
+@njit(cache=True)
+def _largest(x: Array) -> np.float32:
+    """max |x|, inf or NaN where there is one: bits of positive floats are in the order of the floats, and integers compare in lanes."""
+    bits, largest = x.view(i32), i32(0)
+    for k in range(len(bits)):
+        largest = i32(max(largest, i32(bits[k] & i32(0x7FFFFFFF))))
+    return i32(largest).view(f32)
 
 
 @njit(parallel=True, cache=True, fastmath=_MATH)
-def _product(x: Array, weight: Array, scale: Array, y: Array) -> None:
-    """y [n, out] = x [n, in] · (weight [out, in] · scale [out])ᵀ; n is a multiple of ROWS."""
+def _product(x: Array, x_scale: Array, weight: Array, scale: Array, y: Array) -> None:
+    """y [n, out] = (x [n, in] · x_scale [n]) · (weight [out, in] · scale [out])ᵀ; n is a multiple of ROWS."""
     for tile in prange((len(weight) + _TILE - 1) // _TILE):
-        first, last = tile * _TILE, min((tile + 1) * _TILE, len(weight))
         for r in range(0, len(x), ROWS):
-            for o in range(first, last):
-                found = _four(weight[o], scale[o], x[r], x[r + 1], x[r + 2], x[r + 3])
+            for o in range(tile * _TILE, min((tile + 1) * _TILE, len(weight))):
+                sums = dots(weight, o, x, r)
                 for j in range(ROWS):
-                    y[r + j, o] = found[j]
+                    y[r + j, o] = f32(sums[j]) * (scale[o] * x_scale[r + j])
 
 
 @njit(parallel=True, cache=True, fastmath=_MATH)
-def _gated_product(x: Array, weight: Array, scale: Array, y: Array) -> None:
-    """y [n, m] = SiLU(gate) · up, which are the even and the odd rows of weight [2 m, in]."""
+def _gated_product(x: Array, x_scale: Array, weight: Array, scale: Array, y: Array) -> None:
+    """y [n, m] = SiLU(gate) · up, which are the two halves of the product with weight [2 m, in]."""
     size = len(weight) // 2
     for tile in prange((size + _TILE - 1) // _TILE):
         first, last = tile * _TILE, min((tile + 1) * _TILE, size)
+        up = np.empty((ROWS, last - first), f32)
         for r in range(0, len(x), ROWS):
             for o in range(first, last):
-                gate = _four(weight[2 * o], scale[2 * o], x[r], x[r + 1], x[r + 2], x[r + 3])
-                up = _four(weight[2 * o + 1], scale[2 * o + 1], x[r], x[r + 1], x[r + 2], x[r + 3])
+                sums = dots(weight, o, x, r)
                 for j in range(ROWS):
-                    y[r + j, o] = gate[j] / (f32(1) + np.exp(-gate[j])) * up[j]
+                    y[r + j, o] = f32(sums[j]) * (scale[o] * x_scale[r + j])
+            for o in range(first, last):
+                sums = dots(weight, size + o, x, r)
+                for j in range(ROWS):
+                    up[j, o - first] = f32(sums[j]) * (scale[size + o] * x_scale[r + j])
+            for j in range(ROWS):
+                for o in range(first, last):
+                    gate = y[r + j, o]
+                    y[r + j, o] = gate / (f32(1) + exp(-gate)) * up[j, o - first]
 
 
 @njit(cache=True)
@@ -215,20 +250,20 @@ def _attend(projected: Array, n: int, start: int, heads: int, cache: Array, y: A
         r, h = task // heads, task % heads
         keys, values = cache[0, h // (heads // groups)], cache[1, h // (heads // groups)]
         query, mean = projected[r, h * width : (h + 1) * width], y[r, h * width : (h + 1) * width]
-        length = start + r + 1
-        scores = np.empty(length, f32)
-        for t in range(length):
+        weights = np.empty(start + r + 1, f32)
+        for t in range(len(weights)):
             score = f32(0)
             for k in range(width):
                 score += query[k] * keys[t, k]
-            scores[t] = score * root
-        highest = scores.max()
+            weights[t] = score * root
+        highest = weights.max()
         total = f32(0)
+        for t in range(len(weights)):
+            weights[t] = exp(weights[t] - highest)
+            total += weights[t]
         mean[:] = f32(0)
-        for t in range(length):
-            weight = np.exp(scores[t] - highest)
-            total += weight
+        for t in range(len(weights)):
             for k in range(width):
-                mean[k] += weight * values[t, k]
+                mean[k] += weights[t] * values[t, k]
         for k in range(width):
             mean[k] /= total

@@ -3,6 +3,7 @@
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -38,12 +39,13 @@ def rounded_llama(**more):
 @pytest.mark.parametrize(
     "more", [{}, {"head_dim": 16}, {"rope_theta": 500.0}, {"num_key_value_heads": 4}, {"rms_norm_eps": 0.1}]
 )
-def test_float32_equals_transformers(layout, more) -> None:
-    """Activations in float32: on weights that the layout can hold, the same function."""
+def test_a_lean_forward_equals_transformers(layout, more) -> None:
+    """On weights that the layout can hold, the same function, up to what rounding to int16 takes from an activation."""
     model = rounded_llama(**more) if layout == NUMBA else tiny_llama(**more)
     lean, reference = lay_out(model, layout).cached("lean"), CachedModel(model, "reference")
+    near = 1e-3 if layout == NUMBA else 1e-4
     for tokens, keep in ((IDS[:70], 3), (IDS[:71], 1), ([*IDS[:60], 5, 6], 2), (IDS, 10), (IDS[:1], 1)):
-        assert torch.allclose(lean.read(tokens, keep), reference.read(tokens, keep), atol=1e-4)
+        assert torch.allclose(lean.read(tokens, keep), reference.read(tokens, keep), atol=near)
         assert lean.tokens == tokens
 
 
@@ -60,6 +62,41 @@ def test_compiled_loops_fit_any_shape(heads, width, mlp, vocabulary, length) -> 
     ids = [i % vocabulary for i in range(length)]
     wanted = CachedModel(model, "reference").read(ids, keep=length)
     assert torch.allclose(lay_out(model, NUMBA).cached("numba").read(ids, keep=length), wanted, atol=1e-3)
+
+
+@needs_numba
+def test_products_of_the_largest_numbers_are_exact() -> None:
+    """The heaviest row against the largest activations, all of one sign: the sum is just below 2³¹. One step more would overflow."""
+    from flashspec.models import compiled
+
+    weight = torch.full((1, 1600), 127.0)
+    rows, _, most = compiled._matrix(weight)
+    assert most == (2**31 - 1) // (127 * 1600)
+    for sign, beyond in ((1, 0), (-1, 0), (1, 1)):
+        x = np.full((4, 1600), sign * (int(most) + beyond), np.int16)
+        y = np.empty((4, 1), np.float32)
+        compiled._product(x, np.ones(4, np.float32), rows, np.ones(1, np.float32), y)
+        assert (y == np.float32(sign * 127 * 1600 * (int(most) + beyond))).all() == (not beyond)
+
+
+@needs_numba
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_stays_visible(odd) -> None:
+    model = tiny_llama()
+    model.model.embed_tokens.weight[3, 0] = odd
+    assert torch.isfinite(lay_out(model, NUMBA).cached("numba").read([1, 2])).all()
+    assert not torch.isfinite(lay_out(model, NUMBA).cached("numba").read([1, 2, 3]).amax(-1)).any()
+
+
+@needs_numba
+def test_exp_is_as_exact_as_float32() -> None:
+    from flashspec.models.lanes import exp
+
+    x = np.linspace(-87, 88, 20_001).astype(np.float32)
+    got = np.array([exp(v) for v in x])
+    assert np.abs(got / np.exp(x.astype(float)) - 1).max() < 4e-7
+    assert exp(np.float32(-200)) < 1e-37
+    assert np.isnan(exp(np.float32("nan")))
 
 
 @needs_numba
@@ -98,14 +135,14 @@ def test_blocks_give_the_same_bits_as_single_tokens(layout) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS_HERE)
 def test_layouts_stay_close_to_float32(embedded_float32, layout) -> None:
-    """bfloat16 activations move probabilities a little, and it is this little. The embedded models are int8 rows, so numba moves nothing."""
+    """bfloat16 activations move probabilities a little, int16 ones a hundredth of that; the embedded models are int8 rows already."""
     module = embedded_float32.models["nano"]
     prompt = embedded_float32.encode("Write a short story about a fox and a river.")
     exact = CachedModel(module, "nano").read(prompt, keep=8).softmax(-1)
     got = lay_out(module, layout).cached("nano").read(prompt, keep=8).softmax(-1)
     distance = (got - exact).abs().sum(-1).max() / 2
     if layout in ("float32", NUMBA):
-        assert distance < 1e-4
+        assert distance < (5e-4 if layout == NUMBA else 1e-4)
     else:
         assert 1e-4 < distance < 0.03
 
