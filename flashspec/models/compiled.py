@@ -38,9 +38,7 @@ class Matrix(NamedTuple):
 
     rows: Array  # [..., out, in] int8, columns filled up with zeros to a multiple of WIDTH
     scale: Array  # [..., out] float32
-    most: (
-        Array | np.float32
-    )  # [...]: the largest activation for which no sum of a row can overflow, at most that of int16
+    most: Any  # [...] float32: the largest activation for which no sum of a row can overflow, at most that of int16
 
 
 @dataclass(frozen=True)
