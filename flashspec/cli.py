@@ -55,7 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     generate.add_argument("--gamma", type=int, default=3, help="draft length (default 3)")
     generate.add_argument("--rule", default="block", help="token, block or coupled (default block)")
-    generate.add_argument("--verifier", default="auto", help="auto (Triton on a GPU), torch or triton")
+    generate.add_argument(
+        "--verifier", default="auto", help="auto (Triton on a GPU, Numba elsewhere), torch, triton or numba"
+    )
     generate.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
     generate.add_argument("--seed", type=int, default=0)
     generate.add_argument(

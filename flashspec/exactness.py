@@ -26,7 +26,8 @@ from flashspec.engine import Request, SpeculativeDecoder, ends_block
 from flashspec.records import Arm
 from flashspec.sampling import SamplingParams, adjust, warp
 from flashspec.target import LanguageModel
-from flashspec.verifiers import rules
+from flashspec.verifiers import load_verifier, rules
+from flashspec.verifiers.base import Verifier
 from flashspec.verifiers.rules import BLOCK, TOKEN, Rule
 
 Law = tuple[Fraction, ...]  # probabilities over the vocabulary
@@ -291,10 +292,12 @@ class Bench:
     target: LanguageModel
     drafters: Mapping[str, Drafter]
     prompt: tuple[int, ...]
+    verifier: Verifier = field(default_factory=load_verifier)
     decoder: SpeculativeDecoder = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "decoder", SpeculativeDecoder(self.target, self.drafters, IdTokenizer(), eos=()))
+        decoder = SpeculativeDecoder(self.target, self.drafters, IdTokenizer(), eos=(), verifier=self.verifier)
+        object.__setattr__(self, "decoder", decoder)
 
     def law(self, output: tuple[int, ...], params: SamplingParams) -> np.ndarray:
         """p behind prompt + output: [V] float64."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import torch
-import transformers
 
 
 def describe(model: Any, layout: str = "transformers") -> dict[str, str]:
@@ -22,7 +24,7 @@ def describe(model: Any, layout: str = "transformers") -> dict[str, str]:
         "dtype": words.get(layout, f"{layout} weights, lean forward"),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "transformers": transformers.__version__,
+        "transformers": version("transformers"),
         "system": platform.system(),
     }
 
@@ -38,6 +40,17 @@ def keep_freed_memory() -> None:
         library = ctypes.CDLL(None)
         library.mallopt(trim_threshold, 1 << 28)
         library.mallopt(mmap_threshold, 1 << 25)
+
+
+def reason_without_numba() -> str | None:
+    """Why no loops can be compiled here, in a sentence; None where they can."""
+    if sys.modules.get("numba", "") is None or find_spec("numba") is None:
+        return "Numba is not installed here, so PyTorch computes all in many small calls; pip install 'flashspec[cpu]'."
+    try:
+        import flashspec.loops  # noqa: F401
+    except (ImportError, RuntimeError) as error:  # a numpy that it does not know; no folder for its compiled code
+        return f"Numba does not run here ({error}), so PyTorch computes all in many small calls."
+    return None
 
 
 def _processor() -> str:

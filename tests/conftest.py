@@ -10,8 +10,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 
+from flashspec.machine import reason_without_numba
 from flashspec.models.catalog import Family, load_family
-from flashspec.models.lean import NUMBA, reason_without_numba
+from flashspec.models.lean import NUMBA
 
 
 @pytest.fixture(scope="session")

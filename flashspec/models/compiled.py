@@ -21,7 +21,7 @@ from numba import config as numba_config
 from numba import njit, prange, set_num_threads
 from torch import Tensor
 
-from flashspec.models.lanes import ROWS, WIDTH, dots, exp
+from flashspec.lanes import ROWS, WIDTH, dots, exp
 from flashspec.models.lean import NUMBA, StaticModel, head_width, joined, turns
 from flashspec.models.packing import quantise
 

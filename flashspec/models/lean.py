@@ -10,16 +10,15 @@ installed one layout is its own forward (`flashspec.models.compiled`), for in a 
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flashspec.machine import reason_without_numba
 from flashspec.models.packing import quantise
 from flashspec.target import Remembering
 
@@ -157,17 +156,6 @@ def plain_llama(model: Any) -> bool:
     rope = getattr(config, "rope_parameters", None) or {}
     without_bias = not config.attention_bias and not config.mlp_bias
     return without_bias and config.hidden_act == "silu" and rope.get("rope_type", "default") == "default"
-
-
-def reason_without_numba() -> str | None:
-    """Why the layout `numba` cannot be had here, in a sentence; None where it can."""
-    if sys.modules.get("numba", "") is None or find_spec("numba") is None:
-        return "Numba is not installed here, so PyTorch computes every layer in many small calls; pip install 'flashspec[cpu]'."
-    try:
-        import flashspec.models.compiled  # noqa: F401
-    except (ImportError, RuntimeError) as error:  # a numpy that it does not know; no folder for its compiled code
-        return f"Numba does not run here ({error}), so PyTorch computes every layer in many small calls."
-    return None
 
 
 def lay_out(model: Any, layout: str, layers: int | None = None) -> LeanWeights:

@@ -359,8 +359,8 @@ def capabilities() -> str:
     import importlib.util
     import platform
 
+    from flashspec.machine import reason_without_numba
     from flashspec.models.catalog import FAMILIES, is_local
-    from flashspec.models.lean import reason_without_numba
     from flashspec.verifiers import reason_without_triton
 
     cuda = torch.cuda.is_available()
@@ -379,7 +379,7 @@ def capabilities() -> str:
         ["PyTorch", f"{torch.__version__}, {torch.get_num_threads()} threads", ""],
         ["GPU", torch.cuda.get_device_name() if cuda else "no CUDA device", "" if cuda else "run on a machine with one, e.g. a Colab T4"],
         ["Triton verifier", triton, "" if reason is None else "pip install 'flashspec[gpu]'  (Linux)"],
-        ["compiled forward (CPU)", "yes" if slow is None else f"no: {slow}", "" if slow is None else "pip install 'flashspec[cpu]'"],
+        ["compiled loops (CPU)", "yes" if slow is None else f"no: {slow}", "" if slow is None else "pip install 'flashspec[cpu]'"],
         ["4-bit targets", "yes" if quantised else "no: bitsandbytes is not installed", "" if quantised else "pip install 'flashspec[gpu]'"],
     ]  # fmt: skip
     for name, entry in FAMILIES.items():

@@ -12,6 +12,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 
 from flashspec import bandits
+from flashspec.machine import reason_without_numba
 from flashspec.models.catalog import FAMILIES, assets, drafter_names, is_local
 from flashspec.records import Trace
 from flashspec.ui import figures, labs, live
@@ -116,8 +117,8 @@ def _controls(family: str) -> tuple[list[Any], gr.Button, gr.Button]:
                     _drafting(family), value=live.BANDIT, label="Drafting", elem_id="drafter", min_width=180
                 )
                 verifier = gr.Dropdown(
-                    _verifiers(),
-                    value="triton" if on_gpu() and reason_without_triton() is None else "torch",
+                    verifiers := _verifiers(),
+                    value="triton" if on_gpu() and reason_without_triton() is None else verifiers[0][1],
                     label="Verifier",
                     elem_id="verifier",
                     min_width=100,
@@ -423,6 +424,8 @@ def _asset(name: str) -> str:
 def _verifiers() -> list[tuple[str, str]]:
     """What can verify here, by label."""
     choices = [("PyTorch", "torch")]
+    if not on_gpu() and reason_without_numba() is None:
+        choices.insert(0, ("Numba", "numba"))
     if reason_without_triton() is None:
         choices.append(("Triton" if on_gpu() else "Triton (interpreted)", "triton"))
     return choices

@@ -1,7 +1,7 @@
 """Verification: which drafted tokens stay and what is emitted next.
 
-`rules` holds the formulas, `reference` runs them in PyTorch and is the law, `triton` does the same in fused kernels. Nothing here
-knows models, caches or text.
+`rules` holds the formulas, `reference` runs them in PyTorch and is the law; `triton` does the same in fused kernels, `compiled` in loops
+for a CPU. Nothing here knows models, caches or text.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 
 import torch
 
+from flashspec.machine import reason_without_numba
 from flashspec.verifiers.base import Verifier
 from flashspec.verifiers.reference import ReferenceVerifier
 
-NAMES = ("auto", "torch", "triton")
+NAMES = ("auto", "torch", "triton", "numba")
 
 # Without a GPU the kernels run in Triton's interpreter. Triton reads this when it is first imported, which a model of transformers may
 # do long before a verifier is chosen.
@@ -24,20 +26,27 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
 
 
 def load_verifier(name: str = "auto", device: str = "cpu") -> Verifier:
-    """The backend `name` for logits on `device`; auto is Triton on a GPU and PyTorch elsewhere.
+    """The backend `name` for logits on `device`; auto is Triton on a GPU and Numba elsewhere, PyTorch where they are not installed.
 
-    Raises ValueError with the reason where Triton is asked for and cannot run.
+    Raises ValueError with the reason where a backend is asked for and cannot run.
     """
     if name not in NAMES:
         raise ValueError(f"There is no verifier {name!r}; choose one of {', '.join(NAMES)}.")
-    reason = reason_without_triton()
-    if name == "torch" or (name == "auto" and (not device.startswith("cuda") or reason)):
-        return ReferenceVerifier()
-    if reason:
+    if name == "auto":
+        name = "triton" if device.startswith("cuda") else "numba"
+        if REASONS[name]():
+            name = "torch"
+    if reason := REASONS[name]():
         raise ValueError(reason)
-    from flashspec.verifiers.triton import TritonVerifier
+    if name == "triton":
+        from flashspec.verifiers.triton import TritonVerifier
 
-    return TritonVerifier()
+        return TritonVerifier()
+    if name == "numba":
+        from flashspec.verifiers.compiled import CompiledVerifier
+
+        return CompiledVerifier()
+    return ReferenceVerifier()
 
 
 def on_gpu() -> bool:
@@ -52,3 +61,8 @@ def reason_without_triton() -> str | None:
     if not on_gpu() and os.environ.get("TRITON_INTERPRET") != "1":
         return "There is no CUDA device, and Triton was set up without its interpreter (TRITON_INTERPRET=1), so PyTorch verifies."
     return None
+
+
+REASONS: dict[str, Callable[[], str | None]] = {
+    "torch": lambda: None, "triton": reason_without_triton, "numba": reason_without_numba
+}  # fmt: skip

@@ -34,7 +34,7 @@ class ReferenceVerifier:
     ) -> Verdict:
         """The same verdict, always by the formulas of the rule and with its grounds."""
         vocabulary = logits.shape[-1]
-        p, ids = _warped(logits, settings), draft.ids
+        p, ids = warped(logits, settings), draft.ids
         gamma = ids.shape[1]
         offsets = torch.arange(gamma + 1, device=ids.device)
         count = torch.full_like(position, gamma) if draft.num_draft is None else draft.num_draft.long()  # [B]
@@ -115,7 +115,7 @@ def coupled(p: Tensor, ids: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     return tau, rules.pick(choices, tau[:, None])[:, 0]
 
 
-def _warped(logits: Tensor, settings: Settings) -> Tensor:
+def warped(logits: Tensor, settings: Settings) -> Tensor:
     """[B, n, V] logits -> [B, n, V] probabilities, each request with its own settings."""
     if len(settings.requests) == 1:
         return warp(logits, settings.requests[0])
@@ -127,7 +127,7 @@ def _dense(draft: Draft, ids: Tensor, settings: Settings, vocabulary: int, valid
     if draft.q is not None:
         return draft.q
     if draft.logits is not None:
-        return _warped(draft.logits, settings)
+        return warped(draft.logits, settings)
     certain = torch.zeros(*ids.shape, vocabulary, device=ids.device)
     return certain.scatter_(-1, ids[..., None], valid[..., None].float())
 

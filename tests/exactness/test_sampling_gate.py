@@ -10,10 +10,13 @@ from flashspec.check import ALPHA, planted, restricted, run_gate
 from flashspec.drafters import ModelDrafter
 from flashspec.engine import Block, Request, SpeculativeDecoder
 from flashspec.exactness import Bench, gate, impossible
+from flashspec.machine import reason_without_numba
 from flashspec.records import Arm
 from flashspec.sampling import SamplingParams
+from flashspec.verifiers import load_verifier
 
 SAMPLES = 10_000
+needs_numba = pytest.mark.skipif(reason_without_numba() is not None, reason=str(reason_without_numba()))
 VOCABULARY = 5
 CELLS = [
     ("block", "nano", 0.7),
@@ -25,12 +28,13 @@ CELLS = [
 LIMIT = ALPHA / (5 * len(CELLS))
 
 
-def small_bench(spread: float = 1.5) -> Bench:
+def small_bench(verifier: str = "torch", spread: float = 1.5) -> Bench:
     target = ScriptedModel(random_logits(VOCABULARY, 1, spread), VOCABULARY)
     return Bench(
         target,
         {"draft": ModelDrafter(ScriptedModel(random_logits(VOCABULARY, 2, spread), VOCABULARY), VOCABULARY)},
         (1, 2),
+        load_verifier(verifier),
     )
 
 
@@ -63,9 +67,10 @@ def test_embedded_family_passes_the_gate(embedded_bench, rule, drafter, temperat
     assert verdict.passed, verdict.detail
 
 
+@pytest.mark.parametrize("verifier", ["torch", pytest.param("numba", marks=needs_numba)])
 @pytest.mark.parametrize("rule", ["token", "block", "coupled"])
-def test_scripted_worlds_pass_the_gate(rule) -> None:
-    assert smallest_p(small_bench(), rule) >= LIMIT
+def test_scripted_worlds_pass_the_gate(rule, verifier) -> None:
+    assert smallest_p(small_bench(verifier), rule) >= LIMIT
 
 
 class TemperedTarget(ScriptedModel):
@@ -125,7 +130,9 @@ def test_reused_noise_is_caught(monkeypatch) -> None:
     # replacement 1 the drafter says 0 again, to be accepted with u <= 1/2: never, if that u is u_2.
     coin, biased = torch.tensor([0.5, 0.5, 0.0]).log(), torch.tensor([0.98, 0.02, 0.0]).log()
     draft = ScriptedModel(lambda context: coin if context[-1] == 0 else biased, 3)
-    bench = Bench(ScriptedModel(lambda context: coin, 3), {"draft": ModelDrafter(draft, 3)}, (1, 2))
+    bench = Bench(
+        ScriptedModel(lambda context: coin, 3), {"draft": ModelDrafter(draft, 3)}, (1, 2), load_verifier("torch")
+    )
     assert smallest_p(bench, "block") >= LIMIT
     monkeypatch.setattr(rng, "uniforms", by_position)
     assert smallest_p(bench, "block") < LIMIT

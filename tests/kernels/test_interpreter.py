@@ -182,12 +182,15 @@ def test_both_backends_draw_the_same_uniforms() -> None:
 def test_unknown_and_unavailable_backends_get_a_sentence(monkeypatch) -> None:
     import sys
 
-    with pytest.raises(ValueError, match="choose one of auto, torch, triton"):
+    with pytest.raises(ValueError, match="choose one of auto, torch, triton, numba"):
         load_verifier("cuda")
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(ValueError, match="not installed"):
         load_verifier("triton")
-    assert load_verifier("auto").name == "torch"
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with pytest.raises(ValueError, match="Numba is not installed"):
+        load_verifier("numba")
+    assert load_verifier("auto").name == load_verifier("auto", "cuda").name == "torch"
 
 
 @pytest.mark.parametrize("form", ["probabilities", "logits", "one-hot"])

@@ -17,15 +17,6 @@ def test_draws_do_not_depend_on_batch_or_vocabulary(slots, vocabulary, offset) -
         assert torch.equal(together[b], alone[0, :vocabulary])
 
 
-@given(keys, positions, st.integers(1, 9), st.integers(0, 2**32 - 1))
-def test_numpy_and_torch_draw_the_same_bits(key, position, count, second) -> None:
-    """On a CPU numpy computes the words, elsewhere torch."""
-    index = torch.arange(count)
-    counter = [index, index * 0 + second, index * 0 + (position & rng._MASK), index * 0 + (position >> 32)]
-    words = torch.stack(rng.philox(counter, [torch.tensor(key & rng._MASK), torch.tensor((key >> 32) & rng._MASK)]))
-    assert words.tolist() == rng.philox_on_host(count, second, position, key).tolist()
-
-
 @given(keys, positions, st.integers(0, 17))
 def test_uniforms_have_the_asked_shape(key, position, count) -> None:
     drawn = rng.uniforms(torch.tensor([key]), torch.tensor([position]), count)

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import llama
 
+from flashspec.machine import reason_without_numba
 from flashspec.models.catalog import load_family
-from flashspec.models.lean import LAYOUTS, NUMBA, fastest, lay_out, reason_without_numba, suits
+from flashspec.models.lean import LAYOUTS, NUMBA, fastest, lay_out, suits
 from flashspec.models.packing import quantise
 from flashspec.target import CachedModel
 
@@ -90,7 +91,7 @@ def test_what_is_not_finite_stays_visible(odd) -> None:
 
 @needs_numba
 def test_exp_is_as_exact_as_float32() -> None:
-    from flashspec.models.lanes import exp
+    from flashspec.lanes import exp
 
     x = np.linspace(-87, 88, 20_001).astype(np.float32)
     got = np.array([exp(v) for v in x])

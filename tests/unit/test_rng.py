@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from flashspec import rng
@@ -17,10 +18,6 @@ def test_philox_known_answers() -> None:
     for counter, key, wanted in known:
         words = rng.philox([torch.tensor([c]) for c in counter], [torch.tensor([k]) for k in key])
         assert tuple(int(word[0]) for word in words) == wanted
-        c0, c1, c2, c3 = counter
-        if c0 == 0:  # the host's version counts from 0
-            host = rng.philox_on_host(1, c1, c2 + (c3 << 32), key[0] + (key[1] << 32))
-            assert tuple(host[:, 0].tolist()) == wanted
 
 
 def test_seeds_of_any_size_are_keys() -> None:
@@ -62,10 +59,12 @@ def test_race_draws_in_proportion() -> None:
     assert torch.allclose(share, weights[0], atol=0.03)
 
 
-def test_few_and_many_requests_short_and_long_vocabularies_draw_the_same_bits() -> None:
-    """On a CPU few requests are drawn for in numpy and many in torch, and a short vocabulary needs fewer counters: nothing of it shows."""
-    many = torch.arange(rng._FEW + 1) * 7919
-    position = torch.arange(rng._FEW + 1) + 2**33
+@pytest.mark.parametrize("compiled", [True, False])
+def test_batches_and_vocabularies_of_any_size_draw_the_same_bits(compiled, monkeypatch) -> None:
+    """A short vocabulary needs fewer counters; nothing of it shows, in compiled loops or in torch."""
+    if not compiled:
+        monkeypatch.setattr(rng, "_compiled", lambda: None)
+    many, position = torch.arange(33) * 7919, torch.arange(33) + 2**33
     for vocabulary in (1, 5, 256, 257, 1500):
         together = rng.exponentials(many, position, vocabulary, rng.RACE, offset=3)
         alone = [
@@ -74,4 +73,4 @@ def test_few_and_many_requests_short_and_long_vocabularies_draw_the_same_bits() 
         ]
         assert torch.equal(together, torch.cat(alone))
     long = rng.exponentials(many[:2], position[:2], 2000, rng.RACE)
-    assert torch.equal(long[:, :200], rng.exponentials(many[:2], position[:2], 200, rng.RACE))
+    assert torch.equal(long[:, :257], rng.exponentials(many[:2], position[:2], 257, rng.RACE))

@@ -1,4 +1,4 @@
-"""What a compiled loop on a CPU cannot be told in Python and does best in vector instructions: four dot products at once, and e^x.
+"""What a compiled loop on a CPU cannot be told in Python and does best in vector instructions: dot products, e^x, logarithms.
 
 A dot product of int8 with int16 in pairs of lanes is one instruction on x86 (pmaddwd, with VNNI also the sum); LLVM finds it in the
 form that is written here, and writes it as it can elsewhere.
@@ -66,17 +66,40 @@ def dots(typing: Any, weight: Any, o: Any, x: Any, r: Any) -> tuple[Any, Any]:
     return signature, code
 
 
-@njit(cache=True, fastmath={"contract"}, inline="always")
+@njit(cache=True, fastmath={"contract"})
 def exp(x: np.float32) -> np.float32:
     """e^x to a unit or two in the last place (the polynomial of Cephes' expf), 0 below −87; NaN stays."""
-    x = f32(-87.3) if x < f32(-87.3) else x
-    x = f32(88.3) if x > f32(88.3) else x
-    n = np.floor(x * f32(1.44269504) + f32(0.5))
-    r = x - n * f32(0.693359375) - n * f32(-2.12194440e-4)
+    within = f32(-87.3) if x < f32(-87.3) else x
+    within = f32(88.3) if within > f32(88.3) else within
+    n = np.floor(within * f32(1.44269504) + f32(0.5))
+    r = within - n * f32(0.693359375) - n * f32(-2.12194440e-4)
     p = f32(1.9875691500e-4)
     p = p * r + f32(1.3981999507e-3)
     p = p * r + f32(8.3334519073e-3)
     p = p * r + f32(4.1665795894e-2)
     p = p * r + f32(1.6666665459e-1)
     p = p * r + f32(5.0000001201e-1)
-    return (p * r * r + r + f32(1)) * i32(i32(i32(n) + i32(127)) << i32(23)).view(f32)
+    power = i32(i32(i32(n) + i32(127)) << i32(23)).view(f32)
+    return f32(0) if x < f32(-87.3) else (p * r * r + r + f32(1)) * power
+
+
+@njit(cache=True, fastmath={"contract"})
+def exponential(u: np.float32) -> np.float32:
+    """−ln(1 − u) for u in (0, 1) to a unit or two in the last place also where it is tiny (the polynomial of Cephes' logf)."""
+    rest = f32(1) - u
+    bits = i32(f32(rest).view(i32) - i32(0x3F3504F3))  # rest = m · 2^n with m from √½ to √2
+    n = i32(bits >> i32(23))
+    m = i32(i32(bits & i32(0x7FFFFF)) + i32(0x3F3504F3)).view(f32)
+    x = -u if n == 0 else m - f32(1)  # exact also where 1 − u is rounded to 1
+    p = f32(7.0376836292e-2)
+    p = p * x + f32(-1.1514610310e-1)
+    p = p * x + f32(1.1676998740e-1)
+    p = p * x + f32(-1.2420140846e-1)
+    p = p * x + f32(1.4249322787e-1)
+    p = p * x + f32(-1.6668057665e-1)
+    p = p * x + f32(2.0000714765e-1)
+    p = p * x + f32(-2.4999993993e-1)
+    p = p * x + f32(3.3333331174e-1)
+    square = x * x
+    low = p * x * square + f32(n) * f32(-2.12194440e-4) - f32(0.5) * square
+    return -(x + low + f32(n) * f32(0.693359375))
