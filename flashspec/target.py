@@ -73,7 +73,7 @@ class Remembering(ABC):
                 self.cut(0)  # some layers may have read the chunk and others not
                 raise
             self.tokens += chunk
-        return torch.cat(logits, 1)[:, -keep:]
+        return (torch.cat(logits, 1) if len(logits) > 1 else logits[0])[:, -keep:]
 
     def held(self, tokens: Sequence[int]) -> int:
         """How many leading tokens of `tokens` are in the cache."""

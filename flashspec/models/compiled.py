@@ -49,7 +49,7 @@ class CompiledLlama:
     groups: int
     epsilon: np.float32
     vocabulary: int
-    embedding: Tensor  # [V, d]
+    embedding: Array  # [V, d]
     qkv: Matrix  # [layers, (heads + 2 groups) · width, d]
     out: Matrix  # [layers, d, heads · width]
     gate_up: Matrix  # [layers, 2 m, d]
@@ -68,7 +68,7 @@ class CompiledLlama:
         parts = [joined(layer, heads, groups, width) for layer in base.layers[:layers]]
         qkv, out, gate_up, down, *norms = zip(*parts, strict=True)
         return cls(
-            heads, groups, f32(config.rms_norm_eps), config.vocab_size, base.embed_tokens.weight.float(),
+            heads, groups, f32(config.rms_norm_eps), config.vocab_size, base.embed_tokens.weight.float().numpy(),
             _stacked(qkv), _stacked(out), _stacked(gate_up), _stacked(down),
             torch.stack([torch.stack(pair) for pair in zip(*norms, strict=True)]).float().numpy(), base.norm.weight.float().numpy(),
             _matrix(model.get_output_embeddings().weight), torch.view_as_real(turns(base.rotary_emb, config.max_position_embeddings)).numpy(),
@@ -94,7 +94,8 @@ class CompiledModel(StaticModel):
     def _forward(self, chunk: list[int], keep: int) -> Tensor:
         w, start = self.weights, len(self.tokens)
         self._reserve(start + len(chunk))
-        x = torch.nn.functional.pad(w.embedding[torch.tensor(chunk)], (0, 0, 0, -len(chunk) % ROWS)).numpy()
+        x = np.zeros((-(-len(chunk) // ROWS) * ROWS, w.embedding.shape[1]), f32)
+        x[: len(chunk)] = w.embedding[chunk]
         with _one_at_a_time:
             set_num_threads(min(torch.get_num_threads(), numba_config.NUMBA_NUM_THREADS))
             logits = _run(
