@@ -122,7 +122,7 @@ class SpeculativeDecoder:
             clock = self._clock(policy=late)
             generated = len(committed) - len(prompt)
             position = torch.full_like(seed, len(committed))
-            chosen, estimates, proposal = self._choose(policy, committed, explained=request.candidates > 0)
+            chosen, match, proposal, estimates = self._choose(policy, committed, explained=request.candidates > 0)
             arm = policy.arms[int(chosen[0])]
             room = budget - generated
             gamma = min(arm.gamma, room - 1)
@@ -140,7 +140,7 @@ class SpeculativeDecoder:
                 stop="context" if stop == "length" and budget < request.max_new_tokens else stop, estimates=estimates,
             )  # fmt: skip
             clock.lap("learn")
-            policy.update(chosen, outcome_of(round, proposal))
+            policy.update(chosen, outcome_of(round, proposal, match))
             if scorer:
                 scorer.add(outcome.logits[: len(emitted)])
                 if (evidence := scorer.due(committed)) is not None:
@@ -179,13 +179,17 @@ class SpeculativeDecoder:
     def _clock(self, **laps: float) -> Clock:
         return Clock(self.device, **laps)
 
+    def _select(self, policy: Policy, context: Context) -> Any:
+        """The policy's choice for the next round: [1]."""
+        return policy.select(context)
+
     def _choose(
         self, policy: Policy, committed: list[int], explained: bool
-    ) -> tuple[Any, dict[str, Estimate] | None, list[int]]:
-        """The policy's choice [1] in view of the lookup's match and of what idle drafters have missed, what it compared, and what
-        lookup proposes: on that every round tells something, whoever drafts."""
+    ) -> tuple[Any, int, list[int], dict[str, Estimate] | None]:
+        """The policy's choice [1] in view of the lookup's match and of what idle drafters have missed; that match and what lookup
+        proposes, on which every round tells something, whoever drafts; and what the policy compared."""
         if len(policy.arms) == 1:
-            return policy.select(), None, []
+            return self._select(policy, Context()), 0, [], None
         lookup, match, proposal = self.drafters.get("lookup"), 0, list[int]()
         if isinstance(lookup, LookupDrafter):
             lookup.catch_up(committed)
@@ -193,9 +197,9 @@ class SpeculativeDecoder:
             proposal = lookup.block(max(arm.gamma for arm in policy.arms))
         missed = {name: self._unread(name, committed) for name in {arm.drafter for arm in policy.arms}}
         unread = [max(missed[arm.drafter] - CONTINUOUS_USE, 0) for arm in policy.arms]
-        chosen = policy.select(Context(np.array([match]), np.array([unread])))
+        chosen = self._select(policy, Context(np.array([match]), np.array([unread])))
         if not explained:
-            return chosen, None, proposal
+            return chosen, match, proposal, None
         (means, widths), indices = policy.components(), policy.indices()
         estimates = {
             str(arm): Estimate(
@@ -203,7 +207,7 @@ class SpeculativeDecoder:
             )
             for k, arm in enumerate(policy.arms)
         }
-        return chosen, estimates, proposal
+        return chosen, match, proposal, estimates
 
     def _budget(self, prompt: Sequence[int], request: Request) -> int:
         """Tokens that may be generated."""

@@ -1,9 +1,10 @@
 """The engine on a GPU: a round is three CUDA graphs (draft, target, verify) on texts and caches that stay on the device.
 
 Positions, accepted counts, seeds and caches live in device memory, so a graph serves every length of text. The host reads a finished
-round once, and where nothing depends on it (one arm, no lookup, nothing to explain) the next round is under way before it looks. Graphs
-are captured when a shape is first met; until the kernels are compiled, rounds run through PyTorch, so the first token never waits for a
-compiler. What the graphs do not serve (penalties, biases, early stop) runs through PyTorch as well.
+round once, and where the next one needs nothing of it that one is under way before it looks: a model drafts again, or none, there is
+nothing to explain, and the policy may be asked one round ahead. Graphs are captured when a shape is first met; until the kernels are
+compiled, rounds run through PyTorch, so the first token never waits for a compiler. What the graphs do not serve (penalties, biases,
+early stop) runs through PyTorch as well.
 
 Without a GPU the same code calls the kernels in Triton's interpreter, for tests.
 """
@@ -16,13 +17,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flashspec import rng
-from flashspec.bandits import Policy
+from flashspec.bandits import Context, Fixed, Policy
 from flashspec.drafters import Drafter, LookupDrafter, LookupElseDrafter, ModelDrafter, PlainDrafter
 from flashspec.engine import CONTINUOUS_USE, Block, Clock, Outcome, Request, SpeculativeDecoder
 from flashspec.models.fused import PREFILL, Draw, FusedLlama, FusedModel, Text, commit
@@ -316,7 +317,7 @@ class GraphDecoder(SpeculativeDecoder):
     ) -> None:
         super().__init__(target, drafters, tokenizer, eos, pool.device, verifier)
         self.pool = pool
-        self._run = _Run(False, False, ())
+        self._run = _IDLE
 
     def rounds(self, prompt: Sequence[int], request: Request, policy: Policy) -> Iterator[Round]:
         try:
@@ -324,7 +325,7 @@ class GraphDecoder(SpeculativeDecoder):
         finally:
             if self._run.board is not None:
                 self.pool.give_back(self._run.board)
-            self._run = _Run(False, False, ())
+            self._run = _IDLE
 
     def wait_until_ready(self, request: Request, arms: Sequence[Arm]) -> None:
         while _is_served(request) and not (self.pool.problem or self.pool.is_ready(request, arms, self.drafters)):
@@ -389,18 +390,15 @@ class GraphDecoder(SpeculativeDecoder):
             self.pool.give_back(board)
 
     def _begin(self, committed: list[int], request: Request, policy: Policy) -> None:
-        drafters = [self.drafters[arm.drafter] for arm in policy.arms]
-        steady = len(drafters) == 1 and isinstance(drafters[0], PlainDrafter | ModelDrafter)
-        self._run = _Run(
-            _is_served(request), steady and not request.candidates and policy.feedback != "full", policy.arms
-        )
+        looks_ahead = not policy.waits and policy.dwell == 1 and not request.candidates
+        self._run = _Run(_is_served(request), policy, looks_ahead)
         if not self._has_board(committed, request):
             super()._begin(committed, request, policy)
 
     def _has_board(self, committed: list[int], request: Request) -> bool:
         """Whether the run is on a board; it moves to one as soon as the kernels are compiled."""
         run = self._run
-        if run.board is None and run.served and self.pool.is_ready(request, run.arms, self.drafters):
+        if run.board is None and run.served and self.pool.is_ready(request, run.policy.arms, self.drafters):
             longest = min(len(committed) + request.max_new_tokens, self.target.context_length)
             run.board = self.pool.take(self.verifier, 1, longest)
             run.board.prepare([committed], [request])
@@ -413,13 +411,16 @@ class GraphDecoder(SpeculativeDecoder):
             return super()._judge(arm, gamma, room, committed, prompt, request, seed, position, clock)
         run, board = self._run, self._run.board
         assert board is not None
-        model, ids = self._source(arm.drafter, gamma, committed)
-        count = gamma if model is not None else len(ids)  # of drafted tokens
-        full = arm.gamma if count else 0
-        flight = run.ahead or board.launch(model, ids, full, None if count == full else [count])
-        run.ahead = None
-        if run.steady and room >= 2 * (full + 1):  # whatever is accepted now, the next round is a whole one
-            run.ahead = board.launch(model, ids, full, catch_up=False)
+        if run.ahead:
+            (_, model, full, flight), run.ahead = run.ahead, None
+            count = full  # of drafted tokens
+        else:
+            model, ids = self._source(arm.drafter, gamma, committed)
+            count = gamma if model is not None else len(ids)
+            full = arm.gamma if count else 0
+            flight = board.launch(model, ids, full, None if count == full else [count])
+        if run.looks_ahead:
+            run.ahead = self._look_ahead(model, full, room, len(committed))
         [result], seconds = board.land(flight)
         clock.split(*seconds)
         drafted, tokens, (tau, status) = result[:count], result[full:-2], result[-2:]
@@ -435,6 +436,26 @@ class GraphDecoder(SpeculativeDecoder):
             draft = Draft(draft.ids[:, :count], logits=soft)
             grounds = ReferenceVerifier().explain(logits, draft, settings, request.rule, seed, position).grounds
         return Block(drafted, None, flight.missed), Outcome(tau, tokens[tau], grounds, logits[0])
+
+    def _look_ahead(self, model: str | None, gamma: int, room: int, length: int) -> Ahead | None:
+        """Start the next round before the present one, γ tokens of `model`, has landed; None where it needs to know how that one ends."""
+        run = self._run
+        chosen = run.policy.select(run.context)
+        arm = run.policy.arms[int(chosen[0])]
+        drafter, name = self.drafters[arm.drafter], None
+        if isinstance(drafter, ModelDrafter):
+            name = drafter.model.name if arm.gamma else None
+        elif not isinstance(drafter, PlainDrafter):
+            return None
+        longest = gamma + 1 + arm.gamma
+        if room <= longest or (name and (name != model or length + longest > self.pool.fused[name].context_length)):
+            return None  # a short round, a drafter with something to catch up with, or one whose context may end
+        assert run.board is not None
+        return Ahead(chosen, name, arm.gamma, run.board.launch(name, [], arm.gamma, catch_up=False))
+
+    def _select(self, policy: Policy, context: Context) -> Any:
+        self._run.context = context
+        return self._run.ahead.chosen if self._run.ahead else policy.select(context)
 
     def _settle(self, committed: list[int]) -> None:
         if self._run.board is None:
@@ -464,15 +485,28 @@ class GraphDecoder(SpeculativeDecoder):
         return None, []
 
 
+class Ahead(NamedTuple):
+    """A round under way that was not asked for yet: its arm [1], the model that drafts and how far."""
+
+    chosen: Any
+    model: str | None
+    gamma: int
+    flight: Flight
+
+
 @dataclass
 class _Run:
     """What one run of a GraphDecoder knows."""
 
     served: bool  # by the graphs
-    steady: bool  # the next round does not depend on this one's result
-    arms: Sequence[Arm]
+    policy: Policy
+    looks_ahead: bool
     board: Board | None = None
-    ahead: Flight | None = field(default=None)  # a round under way that was not asked for yet
+    context: Context = field(default_factory=Context)  # in which the present round began
+    ahead: Ahead | None = None
+
+
+_IDLE = _Run(False, Fixed(Arm("plain", 0)), False)
 
 
 def parts(drafter: Drafter) -> tuple[Drafter, ...]:

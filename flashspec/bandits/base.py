@@ -39,6 +39,8 @@ class Outcome(NamedTuple):
     hits: Array = np.zeros(1, int)
     # tokens of that proposal that the round decided: the hits, and the first miss if it came to it
     judged: Array = np.zeros(1, int)
+    # of the context in which the round began, which may be later than that of the choice
+    match_length: Array = np.zeros(1, int)
 
 
 class Evidence(NamedTuple):
@@ -58,6 +60,7 @@ class Policy(ABC):
     """Chooses one of `arms` for each run. Subclasses say what an arm is worth now (`score`) and how they learn (`learn`)."""
 
     feedback: Literal["bandit", "full"] = "bandit"
+    waits: bool = True  # for a round's outcome before it chooses the next; else it may be asked one round ahead
 
     def __init__(self, arms: Sequence[Arm], *, runs: int = 1, seed: int = 0, dwell: int = 1) -> None:
         if not arms:
@@ -117,13 +120,13 @@ class Policy(ABC):
         """Update the statistics with one outcome a run."""
 
 
-def outcome_of(round: Round, proposal: Sequence[int] = ()) -> Outcome:
-    """A Round as the outcome of one game. proposal: what lookup would have drafted."""
+def outcome_of(round: Round, proposal: Sequence[int] = (), match_length: int = 0) -> Outcome:
+    """A Round as the outcome of one game. proposal: what lookup would have drafted, behind a match of that length."""
     seconds, emitted = round.seconds, round.emitted
     agree = [a == b for a, b in zip(proposal, emitted, strict=False)]
     hits = agree.index(False) if False in agree else len(agree)
     values = (len(emitted), seconds.total - seconds.catch_up, len(round.drafted), round.tau, seconds.catch_up)
-    return Outcome(*(np.array([value]) for value in (*values, hits, min(hits + 1, len(agree)))))
+    return Outcome(*(np.array([value]) for value in (*values, hits, min(hits + 1, len(agree)), match_length)))
 
 
 def gumbel(chances: Array, rng: np.random.Generator) -> Array:

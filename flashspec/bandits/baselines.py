@@ -21,6 +21,8 @@ class _Unlearning(Policy):
 class Fixed(_Unlearning):
     """Always the same arm."""
 
+    waits = False
+
     def __init__(self, arm: Arm, *, runs: int = 1) -> None:
         super().__init__([arm], runs=runs)
 

@@ -87,6 +87,8 @@ class GeometricThompson(Rated):
     proposes anything (a Beta posterior too), E[Y] = 1 + m(α + … + α^γ), and the tabled cost gives the rate. `discount` per round forgets.
     """
 
+    waits = False
+
     def __init__(
         self,
         arms: Sequence[Arm],
@@ -153,6 +155,7 @@ class ContextualThompson(Rated):
     `sharpness` draws from a posterior that many times surer, which explores less (Chapelle & Li 2011).
     """
 
+    waits = False
     bins = 6  # no match, a match of 2, 3, 4, 5, of 6 or more tokens
 
     def __init__(
@@ -210,9 +213,7 @@ class ContextualThompson(Rated):
         )  # [2, K] seconds an unread token
 
     def score(self, context: Context) -> Array:
-        found = context_bin(context.match_length, self.bins)
-        self._context = found if len(found) == self.runs else np.broadcast_to(found, self.runs)
-        self._match = np.minimum(self._context, 1)
+        self._look(context.match_length)
         a, b = self._posterior()
         expected, cost = self._expected(self.rng.beta(a, b)), self._cost(context)
         known = self._seconds > 0
@@ -231,6 +232,7 @@ class ContextualThompson(Rated):
         return middle, (high - low) / 2
 
     def learn(self, chosen: Array, outcome: Outcome) -> None:
+        self._look(outcome.match_length)
         source = self._who[self._match, chosen]
         drafted = np.where(self._is_lookup[source], 0, outcome.drafted)  # a lookup's own rounds are among its hits
         self._count(source, outcome.accepted, drafted)
@@ -239,6 +241,12 @@ class ContextualThompson(Rated):
         self._tokens = self.memory * self._tokens + outcome.tokens
         self._seconds = self.memory * self._seconds + outcome.seconds + outcome.catch_up
         self.measure(chosen, outcome, match=bool(self._match[0]))
+
+    def _look(self, match_length: Array) -> None:
+        """Take this as the present context."""
+        found = context_bin(match_length, self.bins)
+        self._context = found if len(found) == self.runs else np.broadcast_to(found, self.runs)
+        self._match = np.minimum(self._context, 1)
 
     def _count(self, source: Array, accepted: Array, judged: Array) -> None:
         """Add to the cells of `source` that this many leading tokens were accepted of those that were judged; all [runs]."""

@@ -216,7 +216,9 @@ class TraceReplay(_Seeded):
         self.position = self.position + tokens
         hits, judged = self._proposed(at, tokens)
         seconds = np.where(live, self.seconds[chosen, at], 0.0)
-        return Outcome(tokens, seconds, drafted, accepted, np.where(live, late, 0.0), hits, judged)
+        return Outcome(
+            tokens, seconds, drafted, accepted, np.where(live, late, 0.0), hits, judged, self.match_length[at]
+        )
 
     def _proposed(self, at: Array, tokens: Array) -> tuple[Array, Array]:
         """How the lookup's proposal fared on the tokens that a round emitted: hits and judged tokens, [runs] twice."""

@@ -1,11 +1,12 @@
 """The engine on boards, graphs and fused forwards against the plain engine: on a CPU in Triton's interpreter, on a GPU as CUDA graphs."""
 
+import numpy as np
 import pytest
 import torch
 from worlds import decoder, ids, llama, run
 
 from flashspec import rng
-from flashspec.bandits import Fixed
+from flashspec.bandits import Fixed, Policy
 from flashspec.bandits.baselines import RoundRobin
 from flashspec.drafters import LookupDrafter, LookupElseDrafter
 from flashspec.engine import Request, SpeculativeDecoder
@@ -112,6 +113,41 @@ def test_sampled_texts_are_those_of_the_plain_engine_with_the_same_draws(engines
         found, wanted = (run(engine, PROMPT, request, "draft", 2) for engine in (graph, racing))
         assert ids(found) == ids(wanted)
         assert 0 < sum(round.tau for round in found) < sum(round.gamma for round in found)
+
+
+class Cycle(Policy):
+    """One arm after another, asked one round ahead; arms [K] may come several times."""
+
+    waits = False
+
+    def score(self, context):
+        self.asked = getattr(self, "asked", -1) + 1
+        return -((np.arange(len(self.arms)) - self.asked) % len(self.arms))[None]
+
+    def learn(self, chosen, outcome) -> None:
+        assert (outcome.drafted <= self.arms[int(chosen[0])].gamma).all()
+
+
+def test_rounds_that_start_before_the_last_one_landed_change_nothing(engines, monkeypatch) -> None:
+    """Drafters, lengths and plain rounds by turns: the same texts as from the plain engine that plays the same arms."""
+    graph, plain = engines
+    racing = Racing(plain.target, plain.drafters, plain.tokenizer, (), DEVICE)
+    names = ["draft", "draft", "plain", "draft", "lookup", "draft", "lookup-else-draft"]
+    arms = [Arm(name, gamma) for name, gamma in zip(names, (2, 1, 0, 3, 2, 2, 2), strict=True)]
+    early: list[bool] = []
+    look = GraphDecoder._look_ahead
+    monkeypatch.setattr(GraphDecoder, "_look_ahead", lambda *given: early.append((a := look(*given)) is not None) or a)
+    for seed in range(2):
+        request = Request(26, WARM, "block", seed=seed, candidates=0)
+        found = list(graph.rounds(PROMPT, request, Cycle(arms)))
+        played = iter([round.arm for round in found])
+        script = Cycle(list(dict.fromkeys(arms)))
+        script.select = lambda context, script=script, played=played: np.array([script.arms.index(next(played))])
+        wanted = list(racing.rounds(PROMPT, request, script))
+        assert ids(found) == ids(wanted)
+        assert [(r.arm, r.tau, len(r.drafted)) for r in found] == [(r.arm, r.tau, len(r.drafted)) for r in wanted]
+    assert sum(early) > 4
+    assert not all(early)
 
 
 def test_a_batch_equals_each_alone(engines) -> None:

@@ -334,13 +334,34 @@ def test_contextual_thompson_uses_the_match() -> None:
         hits = np.minimum(rng.geometric(0.1, runs) - 1, 6)  # what lookup would have had: each token with chance 0.9
         hits = np.where(chosen == 1, accepted, np.minimum(hits, 1 + accepted)) * match
         judged = np.minimum(hits + 1, np.minimum(6, 1 + accepted)) * match
-        learner.update(chosen, Outcome(1 + accepted, cost, drafted, accepted, np.zeros(runs), hits, judged))
+        seen = np.where(match, 3, 0)
+        learner.update(chosen, Outcome(1 + accepted, cost, drafted, accepted, np.zeros(runs), hits, judged, seen))
         if step >= 200:
             right.append(np.where(match, chosen == 1, chosen == 2).mean())
             tokens, seconds = tokens + (1 + accepted).sum(), seconds + cost.sum()
     assert np.mean(right) > 0.75
     model_alone = sum(0.85**i for i in range(4)) / 1.6
     assert tokens / seconds > 1.3 * model_alone
+
+
+def test_contextual_thompson_may_choose_before_it_learns() -> None:
+    """Asked one round ahead, it still learns what a round gave in the context in which that round began."""
+    arms = [Arm("plain", 0), Arm("lookup", 3), Arm("model", 3)]
+    table = CostTable(arms, dict.fromkeys(("plain", "lookup", "model"), [1.0, 1.1, 1.2, 1.3]))
+    found, late = (Context(np.array([n])) for n in (3, 0))
+    once = [np.array([v]) for v in (3, 1.3, 3, 2, 0.0, 1, 2, 3)]
+    in_turn, ahead = ContextualThompson(arms, table), ContextualThompson(arms, table)
+    in_turn.select(found)
+    in_turn.update(np.array([2]), Outcome(*once))
+    ahead.select(found)
+    ahead.select(late)
+    ahead.update(np.array([2]), Outcome(*once))
+    assert np.array_equal(in_turn._accepted, ahead._accepted)
+    assert np.array_equal(in_turn._refused, ahead._refused)
+    other = [*once[:-1], np.array([0])]
+    ahead.update(np.array([2]), Outcome(*other))
+    in_turn.update(np.array([2]), Outcome(*once))
+    assert not np.array_equal(in_turn._accepted, ahead._accepted)
 
 
 def test_full_information_learns_from_arms_it_never_played() -> None:
