@@ -120,22 +120,21 @@ class SpeculativeDecoder:
         late = 0.0  # seconds of learning from the last round, charged to the next
         for index in count():
             clock = self._clock(policy=late)
-            generated = len(committed) - len(prompt)
-            position = torch.full_like(seed, len(committed))
+            position, generated = len(committed), len(committed) - len(prompt)
             chosen, match, proposal, estimates = self._choose(policy, committed, explained=request.candidates > 0)
             arm = policy.arms[int(chosen[0])]
             room = budget - generated
             gamma = min(arm.gamma, room - 1)
             clock.lap("policy")
 
-            block, outcome = self._judge(arm, gamma, room, committed, len(prompt), request, seed, position, clock)
+            block, outcome = self._judge(arm, gamma, room, committed, len(prompt), request, seed, clock)
             emitted, pieces, stop = self._cut([*block.ids[: outcome.tau], outcome.token], text, room, request)
             committed += emitted
             self._settle(committed)
             tokens = self._describe(block, outcome, len(emitted), pieces, request.candidates)
             clock.lap("other")
             round = Round(
-                index, int(position), arm, gamma, request.rule, self.verifier.name, *tokens,
+                index, position, arm, gamma, request.rule, self.verifier.name, *tokens,
                 tau=min(outcome.tau, len(emitted)), caught_up=block.caught_up, seconds=clock.seconds(),
                 stop="context" if stop == "length" and budget < request.max_new_tokens else stop, estimates=estimates,
             )  # fmt: skip
@@ -162,9 +161,10 @@ class SpeculativeDecoder:
             self.target.read(committed[:-1])
 
     def _judge(
-        self, arm: Arm, gamma: int, room: int, committed: list[int], prompt: int, request: Request, seed: Tensor, position: Tensor, clock: Clock
+        self, arm: Arm, gamma: int, room: int, committed: list[int], prompt: int, request: Request, seed: Tensor, clock: Clock
     ) -> tuple[Block, Outcome]:  # fmt: skip
         """Draft up to `gamma` tokens and verify them. `room`: tokens that may still be emitted."""
+        position = torch.full_like(seed, len(committed))
         block = self._draft(arm.drafter, committed, prompt, gamma, request, seed, position, clock)
         return block, self._verify(block, committed, prompt, request, seed, position, clock)
 

@@ -116,20 +116,21 @@ class Board:
         lengths [B]: how many of the γ tokens count in each request, all of them where None; shorter blocks then need no graphs of their
         own.
         """
-        marks, missed = [self._mark()], 0
+        stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
+        marks, missed = [_mark(stream)], 0
         if name is not None and catch_up:
             missed = self.read(name, CONTINUOUS_USE)
-        marks.append(self._mark())
+        marks.append(_mark(stream))
         if name is not None:
             drafting = ("draft", name, gamma, self.rule == "coupled", self.settings.cuts)
             self._run(drafting, lambda: self._draft(name, gamma))
         elif gamma:
-            self._drafted(gamma).copy_(torch.tensor([[*ids, *[0] * (gamma - len(ids))]]))
+            self._drafted(gamma).copy_(torch.tensor([[*ids, *[0] * (gamma - len(ids))]]), non_blocking=True)
         if lengths is not None:
-            self._lengths(gamma).copy_(torch.tensor(lengths))
-        marks.append(self._mark())
+            self._lengths(gamma).copy_(torch.tensor(lengths), non_blocking=True)
+        marks.append(_mark(stream))
         self._run(("target", gamma), lambda: self._read_block(gamma))
-        marks.append(self._mark())
+        marks.append(_mark(stream))
         soft, ragged = name is not None, lengths is not None
         if isinstance(self.verifier, TritonVerifier):
             key = ("verify", gamma, soft, ragged, self.rule, self.settings.cuts)
@@ -139,7 +140,7 @@ class Board:
         self._turn += 1
         result = self._host_results(gamma)[self._turn % 2]
         result.copy_(self._result(gamma), non_blocking=True)
-        marks.append(self._mark())
+        marks.append(_mark(stream))
         return Flight(missed, result, marks)
 
     def land(self, flight: Flight) -> tuple[list[list[int]], tuple[float, float, float, float]]:
@@ -238,12 +239,14 @@ class Board:
             work()
         return graph.replay
 
-    def _mark(self) -> Any:
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+
+def _mark(stream: Any) -> Any:
+    """A point in the device's time, or in the host's where there is no stream."""
+    if stream is None:
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(stream)
+    return event
 
 
 class Pool:
@@ -405,10 +408,10 @@ class GraphDecoder(SpeculativeDecoder):
         return run.board is not None
 
     def _judge(
-        self, arm: Arm, gamma: int, room: int, committed: list[int], prompt: int, request: Request, seed: Tensor, position: Tensor, clock: Clock
+        self, arm: Arm, gamma: int, room: int, committed: list[int], prompt: int, request: Request, seed: Tensor, clock: Clock
     ) -> tuple[Block, Outcome]:  # fmt: skip
         if not self._has_board(committed, request):
-            return super()._judge(arm, gamma, room, committed, prompt, request, seed, position, clock)
+            return super()._judge(arm, gamma, room, committed, prompt, request, seed, clock)
         run, board = self._run, self._run.board
         assert board is not None
         if run.ahead:
@@ -433,7 +436,7 @@ class GraphDecoder(SpeculativeDecoder):
         if request.candidates:
             draft, settings = board.draft(full, model is not None), Settings.of(request.sampling, 1, self.device)
             soft = None if draft.logits is None else draft.logits[:, :count]
-            draft = Draft(draft.ids[:, :count], logits=soft)
+            draft, position = Draft(draft.ids[:, :count], logits=soft), torch.full_like(seed, len(committed))
             grounds = ReferenceVerifier().explain(logits, draft, settings, request.rule, seed, position).grounds
         return Block(drafted, None, flight.missed), Outcome(tau, tokens[tau], grounds, logits[0])
 

@@ -1,5 +1,8 @@
 """The engine on boards, graphs and fused forwards against the plain engine: on a CPU in Triton's interpreter, on a GPU as CUDA graphs."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -148,6 +151,30 @@ def test_rounds_that_start_before_the_last_one_landed_change_nothing(engines, mo
         assert [(r.arm, r.tau, len(r.drafted)) for r in found] == [(r.arm, r.tau, len(r.drafted)) for r in wanted]
     assert sum(early) > 4
     assert not all(early)
+
+
+def test_nothing_reads_the_device_but_the_landing(engines, monkeypatch) -> None:
+    """One number read from a tensor would wait for the round that is under way."""
+    graph, _ = engines
+    readers: list[str] = []
+
+    def watched(name: str):
+        read = getattr(torch.Tensor, name)
+
+        def reading(*given):
+            caller = sys._getframe(1).f_code
+            if Path(caller.co_filename).name in ("engine.py", "graphs.py"):
+                readers.append(caller.co_name)
+            return read(*given)
+
+        return reading
+
+    rounds = graph.rounds(PROMPT, Request(12, WARM, "block", candidates=0), Fixed(Arm("draft", 2)))
+    next(rounds)
+    for name in ("__int__", "__float__", "__bool__", "item", "tolist", "cpu", "numpy"):
+        monkeypatch.setattr(torch.Tensor, name, watched(name))
+    list(rounds)
+    assert set(readers) == {"land"}
 
 
 def test_a_batch_equals_each_alone(engines) -> None:

@@ -347,7 +347,7 @@ def test_contextual_thompson_uses_the_match() -> None:
 def test_contextual_thompson_may_choose_before_it_learns() -> None:
     """Asked one round ahead, it still learns what a round gave in the context in which that round began."""
     arms = [Arm("plain", 0), Arm("lookup", 3), Arm("model", 3)]
-    table = CostTable(arms, dict.fromkeys(("plain", "lookup", "model"), [1.0, 1.1, 1.2, 1.3]))
+    table = CostTable(arms, {name: [1.0, 1.1, 1.2, 1.3] for name in ("plain", "lookup", "model")})
     found, late = (Context(np.array([n])) for n in (3, 0))
     once = [np.array([v]) for v in (3, 1.3, 3, 2, 0.0, 1, 2, 3)]
     in_turn, ahead = ContextualThompson(arms, table), ContextualThompson(arms, table)
