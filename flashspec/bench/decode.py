@@ -120,7 +120,7 @@ def _contestants(family: Family, request: Request, gguf: str | None) -> dict[str
     found: dict[str, Contestant] = {REFERENCE: _transformers(family, request, None)}
     found[f"transformers assisted by {assistant}"] = _transformers(family, request, assistant)
     found[PLAIN] = _ours(decoder, request, Fixed(Arm("plain", 0)))
-    few = (Arm("lookup", 3), Arm(assistant, 2), Arm(f"lookup-else-{assistant}", 3))
+    few = (Arm("lookup", 3), Arm(assistant, 2), Arm(assistant, 3), Arm(f"lookup-else-{assistant}", 3))
     for arm in arms[1:] if family.pool else few:  # a GPU has the time for all of them
         found[f"FlashSpec {arm}"] = _ours(decoder, request, Fixed(arm))
     found["FlashSpec bandit"] = _ours(decoder, request, bandits.policy(bandits.DEFAULT, arms, costs))
