@@ -1,4 +1,8 @@
+import time
+
 import pytest
+
+from flashspec.engine import SpeculativeDecoder
 
 pytestmark = pytest.mark.browser
 
@@ -109,7 +113,11 @@ def test_tokens_explain_themselves_by_mouse_and_keyboard(page) -> None:
     )
 
 
-def test_stop_and_generate_again(page) -> None:
+def test_stop_and_generate_again(page, monkeypatch) -> None:
+    settle = SpeculativeDecoder._settle
+    monkeypatch.setattr(
+        SpeculativeDecoder, "_settle", lambda *given: (time.sleep(0.02), settle(*given))
+    )  # or it is done first
     open_more(page)
     set_number(page, "#tokens", 512)
     page.click("#generate")
@@ -120,6 +128,7 @@ def test_stop_and_generate_again(page) -> None:
     kept = page.locator(".fs-strip .fs-token").count()
     page.wait_for_timeout(1000)
     assert page.locator(".fs-strip .fs-token").count() == kept > 0
+    monkeypatch.undo()
     run = page.evaluate(f"{STATE}.id")
     set_number(page, "#tokens", 20)
     page.click("#generate")
