@@ -29,21 +29,24 @@ ACCEPT = 0  # acceptance uniforms, index = offset in the block
 RACE = 1  # replacement, bonus and coupled noise, one word per vocabulary entry
 DRAFT = 2  # the drafter's own sampling, one word
 
-_MASK = 0xFFFFFFFF
+MASK = 0xFFFFFFFF
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
-_LANES = 256  # token v takes word (v // 256) % 4 of counter (v // 1024) * 256 + v % 256
+LANES = 256  # token v takes word (v // 256) % 4 of counter (v // 1024) * 256 + v % 256
 
 
 def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ten rounds of Philox4x32 on int64 tensors that hold 32-bit words; shapes broadcast. int64 wraps silently, which is all it needs."""
+    """Ten rounds of Philox4x32 on int64 tensors that hold 32-bit words; shapes broadcast. int64 wraps silently, which is all it needs.
+
+    `flashspec.loops` compiles this function for single int64 words.
+    """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
         product_0, product_1 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
-        c0, c2 = ((product_1 >> 32) & _MASK) ^ c1 ^ k0, ((product_0 >> 32) & _MASK) ^ c3 ^ k1
-        c1, c3 = product_1 & _MASK, product_0 & _MASK
-        k0, k1 = (k0 + _WEYL_0) & _MASK, (k1 + _WEYL_1) & _MASK
+        c0, c2 = ((product_1 >> 32) & MASK) ^ c1 ^ k0, ((product_0 >> 32) & MASK) ^ c3 ^ k1
+        c1, c3 = product_1 & MASK, product_0 & MASK
+        k0, k1 = (k0 + _WEYL_0) & MASK, (k1 + _WEYL_1) & MASK
     return c0, c1, c2, c3
 
 
@@ -63,12 +66,12 @@ def exponentials(seed: Tensor, position: Tensor, vocabulary: int, purpose: int, 
     if loops := _loops(seed):
         rows = [loops.noise(*place, purpose + 256 * offset, vocabulary) for place in _pairs(seed, position)]
         return torch.from_numpy(np.stack(rows) if len(rows) != 1 else rows[0][None])
-    if vocabulary <= _LANES:  # the first word of as many counters
+    if vocabulary <= LANES:  # the first word of as many counters
         words = _words(seed, position, purpose, offset, vocabulary)[:, 0]
     else:
-        blocks = -(-vocabulary // (4 * _LANES))
-        words = _words(seed, position, purpose, offset, blocks * _LANES)  # [B, 4, blocks * 256]
-        words = words.unflatten(2, (blocks, _LANES)).transpose(1, 2).reshape(len(seed), -1)[:, :vocabulary]
+        blocks = -(-vocabulary // (4 * LANES))
+        words = _words(seed, position, purpose, offset, blocks * LANES)  # [B, 4, blocks * 256]
+        words = words.unflatten(2, (blocks, LANES)).transpose(1, 2).reshape(len(seed), -1)[:, :vocabulary]
     # -log1p(-u) and not -log(u): the small values, which win the race, keep the 2^-32 grid of the words.
     return words.clamp(max=1 - 2**-24).neg_().log1p_().neg_()
 
@@ -111,8 +114,8 @@ def _words(seed: Tensor, position: Tensor, purpose: int, offset: int, counters: 
     """[B], [B] -> [B, 4, counters] float32 in (0, 1], one from each word."""
     index = torch.arange(counters, device=seed.device)
     zero, key, place = index * 0, seed[:, None], position[:, None]
-    counter = (index + 0 * key, zero + purpose + 256 * offset, zero + (place & _MASK), zero + ((place >> 32) & _MASK))
-    return _unit(torch.stack(philox(counter, (key & _MASK, (key >> 32) & _MASK)), 1).to(torch.float32))
+    counter = (index + 0 * key, zero + purpose + 256 * offset, zero + (place & MASK), zero + ((place >> 32) & MASK))
+    return _unit(torch.stack(philox(counter, (key & MASK, (key >> 32) & MASK)), 1).to(torch.float32))
 
 
 def _unit(words: Tensor) -> Tensor:

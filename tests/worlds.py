@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -12,8 +13,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from flashspec.bandits import Fixed
 from flashspec.drafters import LookupDrafter, ModelDrafter, PlainDrafter
 from flashspec.engine import Request, SpeculativeDecoder
+from flashspec.machine import reason_without_numba
 from flashspec.records import Arm, Round
 from flashspec.target import CachedModel
+
+needs_numba = pytest.mark.skipif(reason_without_numba() is not None, reason=str(reason_without_numba()))
 
 
 def llama(

@@ -16,7 +16,7 @@ from flashspec.machine import reason_without_numba
 from flashspec.models.catalog import FAMILIES, assets, drafter_names, is_local
 from flashspec.records import Trace
 from flashspec.ui import figures, labs, live
-from flashspec.verifiers import on_gpu, reason_without_triton
+from flashspec.verifiers import load_verifier, on_gpu, reason_without_triton
 from flashspec.verifiers.rules import RULES
 
 TITLE = "FlashSpec"
@@ -117,8 +117,8 @@ def _controls(family: str) -> tuple[list[Any], gr.Button, gr.Button]:
                     _drafting(family), value=live.BANDIT, label="Drafting", elem_id="drafter", min_width=180
                 )
                 verifier = gr.Dropdown(
-                    verifiers := _verifiers(),
-                    value="triton" if on_gpu() and reason_without_triton() is None else verifiers[0][1],
+                    _verifiers(),
+                    value=load_verifier("auto", "cuda" if on_gpu() else "cpu").name,
                     label="Verifier",
                     elem_id="verifier",
                     min_width=100,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
 
 import torch
 
@@ -32,21 +31,19 @@ def load_verifier(name: str = "auto", device: str = "cpu") -> Verifier:
     """
     if name not in NAMES:
         raise ValueError(f"There is no verifier {name!r}; choose one of {', '.join(NAMES)}.")
-    if name == "auto":
-        name = "triton" if device.startswith("cuda") else "numba"
-        if REASONS[name]():
-            name = "torch"
-    if reason := REASONS[name]():
+    wanted = name if name != "auto" else "triton" if device.startswith("cuda") else "numba"
+    reason = _REASONS[wanted]() if wanted in _REASONS else None
+    if reason and name != "auto":
         raise ValueError(reason)
-    if name == "triton":
+    if reason or wanted == "torch":
+        return ReferenceVerifier()
+    if wanted == "triton":
         from flashspec.verifiers.triton import TritonVerifier
 
         return TritonVerifier()
-    if name == "numba":
-        from flashspec.verifiers.compiled import CompiledVerifier
+    from flashspec.verifiers.compiled import CompiledVerifier
 
-        return CompiledVerifier()
-    return ReferenceVerifier()
+    return CompiledVerifier()
 
 
 def on_gpu() -> bool:
@@ -63,6 +60,4 @@ def reason_without_triton() -> str | None:
     return None
 
 
-REASONS: dict[str, Callable[[], str | None]] = {
-    "torch": lambda: None, "triton": reason_without_triton, "numba": reason_without_numba
-}  # fmt: skip
+_REASONS = {"triton": reason_without_triton, "numba": reason_without_numba}

@@ -41,16 +41,15 @@ class CompiledVerifier:
         ids = draft.ids.numpy()
         for b in range(batch):
             n = rows - 1 if draft.num_draft is None else int(draft.num_draft[b])
-            law = _rows(p[b])
+            law, some = _rows(p[b]), ids[b, :n]
             stated = _rows(q[b]) if q is not None else law[:0]
             if settings.greedy:
-                tau[b], next_token, status[b] = _greedy(law, stated, ids[b, :n], rule == "coupled")
+                tau[b], next_token = _greedy(law, stated, some, rule == "coupled")
+            elif rule == "coupled":
+                tau[b], next_token = _coupled(law, some, int(seed[b]), int(position[b]))
             else:
-                key, place = int(seed[b]), int(position[b])
-                judge = _coupled if rule == "coupled" else _judge
-                tau[b], next_token, status[b] = judge(
-                    _rows(logits[b]), law, stated, ids[b, :n], rule == "block", key, place
-                )
+                tau[b], next_token = _judge(law, stated, some, rule == "block", int(seed[b]), int(position[b]))
+            status[b] = _status(_rows(logits[b]), some, tau[b])
             tokens[b, : tau[b]], tokens[b, tau[b]] = ids[b, : tau[b]], next_token
         return Verdict(*map(torch.from_numpy, (tokens, tau, status)))
 
@@ -60,22 +59,18 @@ def _rows(rows: Tensor) -> Array:
 
 
 # ------------------------------------------------------------------------------------------------------------- compiled loops
-# For one request: p [γ+1, V], q [γ, V] or [0, V] where every drafted token was certain, ids [n] the n <= γ that count. They return tau,
-# the next token and the status.
+# For one request: p [γ+1, V], q [γ, V] or [0, V] where every drafted token was certain, ids [n] the n <= γ that count. A rule returns
+# tau and the next token.
 
 
 @njit(nogil=True, cache=True)
-def _judge(logits: Array, p: Array, q: Array, ids: Array, block: bool, key: int, place: int) -> tuple[int, int, int]:
+def _judge(p: Array, q: Array, ids: Array, block: bool, key: int, place: int) -> tuple[int, int]:
     """Token and block rule: `rules.ratios`, `leading`, `residual`; `block_thresholds`, `last`, `block_residual`."""
-    n, status, tau, chain, kept = len(ids), 0, 0, 1.0, 1.0
+    n, tau, chain, kept = len(ids), 0, 1.0, 1.0
     for i in range(n):
         id = ids[i]
         ratio: Any = 0.0
-        if not 0 <= id < p.shape[1]:
-            status |= BAD_ID
-            if not block:
-                continue
-        else:
+        if 0 <= id < p.shape[1]:
             q_x = q[i, id] if len(q) else f32(1)
             ratio = p[i, id] / q_x if q_x > 0 else f32(0)
         threshold = ratio
@@ -91,44 +86,43 @@ def _judge(logits: Array, p: Array, q: Array, ids: Array, block: bool, key: int,
     weights = p[tau]
     if tau < n:
         weights = _residual(kept, p[tau], q[tau : tau + 1], ids[tau])
-    return tau, _race(weights, noise(key, place + tau, rng.RACE, p.shape[1])), status | _unusable(logits, n, tau)
+    return tau, _race(weights, noise(key, place + tau, rng.RACE, p.shape[1]))
 
 
 @njit(nogil=True, cache=True)
-def _coupled(logits: Array, p: Array, q: Array, ids: Array, block: bool, key: int, place: int) -> tuple[int, int, int]:
+def _coupled(p: Array, ids: Array, key: int, place: int) -> tuple[int, int]:
     """The coupled rule: the target's own choice at every position, as long as the drafter made the same."""
-    n, tau, status = len(ids), 0, 0
-    for id in ids:
-        if not 0 <= id < p.shape[1]:
-            status |= BAD_ID
+    tau = 0
     choice = _race(p[0], noise(key, place, rng.RACE, p.shape[1]))
-    while tau < n and choice == ids[tau]:
+    while tau < len(ids) and choice == ids[tau]:
         tau += 1
         choice = _race(p[tau], noise(key, place + tau, rng.RACE, p.shape[1]))
-    return tau, choice, status | _unusable(logits, n, tau)
+    return tau, choice
 
 
 @njit(nogil=True, cache=True)
-def _greedy(logits: Array, q: Array, ids: Array, coupled: bool) -> tuple[int, int, int]:
+def _greedy(logits: Array, q: Array, ids: Array, coupled: bool) -> tuple[int, int]:
     """All rules at temperature 0: a drafted token passes as long as it is the target's choice and had a chance."""
-    n, tau, status = len(ids), 0, 0
+    tau = 0
+    choice = first_largest(logits[0])
+    while tau < len(ids) and choice == ids[tau] and (coupled or not len(q) or q[tau, choice] > 0):
+        tau += 1
+        choice = first_largest(logits[tau])
+    return tau, choice
+
+
+@njit(nogil=True, cache=True)
+def _status(logits: Array, ids: Array, tau: int) -> int:
+    """BAD_ID for an id outside the vocabulary; UNUSABLE_ROW where a row by which a drafted token was judged, or the next one drawn, is NaN,
+    +inf or all -inf."""
+    status = 0
     for id in ids:
         if not 0 <= id < logits.shape[1]:
             status |= BAD_ID
-    choice = first_largest(logits[0])
-    while tau < n and choice == ids[tau] and (coupled or not len(q) or q[tau, choice] > 0):
-        tau += 1
-        choice = first_largest(logits[tau])
-    return tau, choice, status | _unusable(logits, n, tau)
-
-
-@njit(cache=True)
-def _unusable(logits: Array, n: int, tau: int) -> int:
-    """UNUSABLE_ROW where a row by which a drafted token was judged, or the next one drawn, is NaN, +inf or all -inf."""
-    for r in range(max(n, tau + 1)):
+    for r in range(max(len(ids), tau + 1)):
         if not -np.inf < highest(logits[r]) < np.inf:
-            return UNUSABLE_ROW
-    return 0
+            status |= UNUSABLE_ROW
+    return status
 
 
 @njit(cache=True, fastmath=_MATH)

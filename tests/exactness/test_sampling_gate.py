@@ -3,20 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from worlds import ScriptedModel, random_logits
+from worlds import ScriptedModel, needs_numba, random_logits
 
 from flashspec import rng
 from flashspec.check import ALPHA, planted, restricted, run_gate
 from flashspec.drafters import ModelDrafter
 from flashspec.engine import Block, Request, SpeculativeDecoder
 from flashspec.exactness import Bench, gate, impossible
-from flashspec.machine import reason_without_numba
 from flashspec.records import Arm
 from flashspec.sampling import SamplingParams
 from flashspec.verifiers import load_verifier
 
 SAMPLES = 10_000
-needs_numba = pytest.mark.skipif(reason_without_numba() is not None, reason=str(reason_without_numba()))
 VOCABULARY = 5
 CELLS = [
     ("block", "nano", 0.7),

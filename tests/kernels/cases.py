@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import strategies as st
 
 from flashspec.sampling import SamplingParams, warp
 from flashspec.verifiers.base import Draft, Settings, Verdict
 
 FORMS = ("probabilities", "one-hot", "logits", "logits and log-sum-exp")
+RULES = ("token", "block", "coupled")
+
+params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0, 0.4, 1.0, 1.5]),
+    top_k=st.sampled_from([0, 0, 1, 7, 10**6]),
+    top_p=st.sampled_from([1.0, 1.0, 0.9, 0.3]),
+    min_p=st.sampled_from([0.0, 0.0, 0.05]),
+)
 
 
 def block(

@@ -12,26 +12,16 @@ from flashspec.sampling import SamplingParams, warp
 from flashspec.verifiers import load_verifier, reason_without_triton
 from flashspec.verifiers.base import BAD_ID, UNUSABLE_ROW, Draft, Settings
 from flashspec.verifiers.reference import ReferenceVerifier
-from kernels.cases import FORMS, PLAIN, block, differing
+from kernels.cases import FORMS, PLAIN, RULES, block, differing, params
 
 pytestmark = pytest.mark.skipif(reason_without_triton() is not None, reason=str(reason_without_triton()))
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 REFERENCE = ReferenceVerifier()
-RULES = ("token", "block", "coupled")
 
 
 @pytest.fixture(scope="module")
 def triton():
     return load_verifier("triton", DEVICE)
-
-
-params = st.builds(
-    SamplingParams,
-    temperature=st.sampled_from([0, 0.4, 1.0, 1.5]),
-    top_k=st.sampled_from([0, 0, 1, 7, 10**6]),
-    top_p=st.sampled_from([1.0, 1.0, 0.9, 0.3]),
-    min_p=st.sampled_from([0.0, 0.0, 0.05]),
-)
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)

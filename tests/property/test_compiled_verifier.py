@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels.cases import FORMS, PLAIN, block, differing
-from worlds import cached, decoder, ids, run
+from kernels.cases import FORMS, PLAIN, RULES, block, differing, params
+from worlds import cached, decoder, ids, needs_numba, run
 
 from flashspec import rng
 from flashspec.engine import Request
@@ -15,19 +15,11 @@ from flashspec.verifiers import load_verifier
 from flashspec.verifiers.base import BAD_ID, UNUSABLE_ROW, Draft, Settings
 from flashspec.verifiers.reference import ReferenceVerifier
 
-pytestmark = pytest.mark.skipif(reason_without_numba() is not None, reason=str(reason_without_numba()))
+pytestmark = needs_numba
 REFERENCE = ReferenceVerifier()
-RULES = ("token", "block", "coupled")
 COMPILED = None if reason_without_numba() else load_verifier("numba")
 
 vocabularies = st.one_of(st.integers(1, 40), st.integers(250, 260), st.integers(1000, 1100), st.integers(2000, 2600))
-params = st.builds(
-    SamplingParams,
-    temperature=st.sampled_from([0, 0.4, 1.0, 1.5]),
-    top_k=st.sampled_from([0, 0, 1, 7, 10**6]),
-    top_p=st.sampled_from([1.0, 1.0, 0.9, 0.3]),
-    min_p=st.sampled_from([0.0, 0.0, 0.05]),
-)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)

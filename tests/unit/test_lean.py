@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import llama
+from worlds import llama, needs_numba
 
 from flashspec.machine import reason_without_numba
 from flashspec.models.catalog import load_family
@@ -19,7 +19,6 @@ from flashspec.target import CachedModel
 IDS = [(7 * i + 3) % 97 for i in range(150)]
 
 
-needs_numba = pytest.mark.skipif(reason_without_numba() is not None, reason=str(reason_without_numba()))
 LAYOUTS_HERE = [pytest.param(layout, marks=needs_numba if layout == NUMBA else ()) for layout in LAYOUTS]
 
 
