@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from cases import FORMS, PLAIN, RULES, block, differing, params
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernels.cases import FORMS, PLAIN, RULES, block, differing, params
 from worlds import cached, decoder, ids, needs_numba, run
 
 from flashspec import rng

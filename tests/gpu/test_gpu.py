@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import FORMS, PLAIN, block, differing
 from worlds import cached, decoder, ids, run
 
 from flashspec.bandits import Fixed
@@ -11,7 +12,6 @@ from flashspec.sampling import SamplingParams
 from flashspec.verifiers import load_verifier
 from flashspec.verifiers.base import Draft, Settings
 from flashspec.verifiers.reference import ReferenceVerifier
-from kernels.cases import FORMS, PLAIN, block, differing
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device: the interpreter tests run instead"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cases import FORMS, PLAIN, RULES, block, differing, params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import cached, decoder, ids, run
@@ -12,7 +13,6 @@ from flashspec.sampling import SamplingParams, warp
 from flashspec.verifiers import load_verifier, reason_without_triton
 from flashspec.verifiers.base import BAD_ID, UNUSABLE_ROW, Draft, Settings
 from flashspec.verifiers.reference import ReferenceVerifier
-from kernels.cases import FORMS, PLAIN, RULES, block, differing, params
 
 pytestmark = pytest.mark.skipif(reason_without_triton() is not None, reason=str(reason_without_triton()))
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
