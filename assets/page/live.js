@@ -13,10 +13,10 @@ function receive(message) {
   if (message.recording) return playRecording(message.recording);
   if (message.run !== state.id) {
     show(newRun(message.run));
-    say("Reading the prompt …");
   }
   if (!take(state, message)) return;
   state.running = !message.done;
+  if (message.note) say(message.note, "waiting");
   if (message.error) say(message.error, "error");
   else if (message.done) say(ending());
   schedule();
@@ -47,7 +47,9 @@ function ending() {
   return `${why[last?.stop] ?? "Done."} Verified by ${last?.backend ?? "nobody"}. ${state.figures.tokens} tokens in ${state.figures.seconds.toFixed(2)} s.`;
 }
 
+/** kind: "error", or "waiting" until the first token comes; then the empty output says it too. */
 function say(text, kind = "") {
+  strip.dataset.note = kind === "waiting" ? text : "";
   status.textContent = text;
   status.className = `fs-status ${kind}`;
 }
@@ -64,7 +66,7 @@ function paint() {
   const atEnd = strip.scrollTop + strip.clientHeight > strip.scrollHeight - 40;
   const fresh = document.createDocumentFragment();
   for (; state.drawn < state.tokens.length; state.drawn++) fresh.append(cell(state.tokens[state.drawn], state.drawn));
-  if (state.drawn && status.textContent.startsWith("Reading")) say("Writing …");
+  if (state.drawn && status.classList.contains("waiting")) say("Writing …");
   strip.append(fresh);
   for (; !roundsBox.hidden && state.roundsDrawn < state.rounds.length; state.roundsDrawn++) roundsBox.append(roundRow(state.rounds[state.roundsDrawn]));
   scrub.max = state.rounds.length;

@@ -193,9 +193,7 @@ def load_family(
     Raises ValueError with a sentence where a model or layout is not to be had, tokenizers differ, or a model cannot be cut back.
     """
     if target is None:
-        if name not in FAMILIES:
-            raise ValueError(f"There is no family {name!r}; choose one of {', '.join(FAMILIES)}, or name a --target.")
-        entry = FAMILIES[name]
+        entry = _entry(name)
         target, drafters = entry.target, entry.drafters if drafters is None else drafters
         four_bit = four_bit or (entry.four_bit and torch.cuda.is_available() and find_spec("bitsandbytes") is not None)
     else:
@@ -320,6 +318,20 @@ def pull_family(name: str) -> None:
     for model in (entry.target, *entry.drafters):
         if model not in EMBEDDED:
             pull_model(model)
+
+
+def check_family(name: str) -> None:
+    """Raises ValueError, with a sentence, where there is no family `name` or one of its models is not on this machine."""
+    entry = _entry(name)
+    for model in (entry.target, *entry.drafters):
+        if model not in EMBEDDED:
+            _source(model)
+
+
+def _entry(name: str) -> Entry:
+    if name not in FAMILIES:
+        raise ValueError(f"There is no family {name!r}; choose one of {', '.join(FAMILIES)}.")
+    return FAMILIES[name]
 
 
 def is_local(name: str) -> bool:

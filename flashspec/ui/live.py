@@ -1,19 +1,21 @@
 """One run of the engine as a stream of small JSON messages for the page. Knows no Gradio.
 
-A message: {"run", "seq", "rounds", "totals", …}. `seq` counts from 0 within a run. The first has "head" (`ui.wire.head`), the last "done"
-and perhaps "error"; when the text is finished one more brings "regret" (`ui.analysis`). Rounds are in the form of `ui.wire`.
+A message: {"run", "seq", "rounds", "totals", …}. `seq` counts from 0 within a run. Until the first round there is a "note" on what is being
+waited for; the second has "head" (`ui.wire.head`), the last "done" and perhaps "error"; when the text is finished one more brings "regret"
+(`ui.analysis`). Rounds are in the form of `ui.wire`.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from threading import RLock, Thread
 from typing import Any, NamedTuple
 
 from flashspec import bandits
@@ -21,7 +23,7 @@ from flashspec.bandits import CostTable, Fixed, Policy
 from flashspec.calibration import measure_costs
 from flashspec.engine import Request, SpeculativeDecoder
 from flashspec.machine import describe
-from flashspec.models.catalog import Family, load_family
+from flashspec.models.catalog import Family, check_family, load_family
 from flashspec.records import Arm, Round, Totals, Trace
 from flashspec.sampling import SamplingParams
 from flashspec.ui import analysis, wire
@@ -32,6 +34,7 @@ MAX_TOKENS = 512
 MAX_SECONDS = 120.0
 LARGEST = 2**31 - 1  # of any setting
 CANDIDATES = 5  # entries of p and q shown for a token
+READING = "Reading the prompt …"
 BANDIT = "bandit"  # what the drafter's control says where a policy chooses
 
 
@@ -74,27 +77,63 @@ class Run(NamedTuple):
         return Trace(self.family.name, prompt, len(self.prompt), settings, machine, tuple(rounds))
 
 
-@lru_cache(maxsize=4)
+# What all sessions share, read-only. Who needs a part that is being made waits for it, instead of making it again.
+_families: dict[str, Family] = {}
+_tables: dict[tuple[Any, ...], CostTable] = {}
+_making = RLock()
+
+
+def load_behind(name: str) -> None:
+    """Start loading family `name` while the page comes up. Raises ValueError, with a sentence, where it is not on this machine; what
+    else may be wrong with it, a run will say."""
+    check_family(name)
+    if os.environ.get("SPACES_ZERO_GPU"):  # only what the main thread loads before launch can be lent a GPU
+        family(name)
+        return
+
+    def load() -> None:
+        with suppress(ValueError):
+            family(name)
+
+    Thread(target=load).start()  # not a daemon: torch cannot be left in the middle when the interpreter ends
+
+
 def family(name: str) -> Family:
-    """Models are loaded once and shared by every session, read-only."""
-    return load_family(name)
+    """The models of a family, loaded once. Raises ValueError with a sentence where they cannot be had."""
+    with _making:
+        if name not in _families:
+            _families[name] = load_family(name)
+        return _families[name]
 
 
 def costs(controls: Controls) -> CostTable:
     """What the arms cost here, a fixed arm of the controls among them. Measured once for each setting that changes it; a copy, since
     runs refresh theirs."""
-    greedy, more = controls.temperature == 0, None
-    if controls.drafter != BANDIT:
-        more = family(controls.family).arm(controls.drafter, int(controls.gamma))
-    return copy.deepcopy(_measured(controls.family, controls.verifier, controls.rule, greedy, more))
+    with _making:
+        loaded = family(controls.family)
+        more = None if controls.drafter == BANDIT else loaded.arm(controls.drafter, int(controls.gamma))
+        key, arms = (_kind(controls), more), loaded.arms()
+        if key not in _tables:
+            sampling = SamplingParams(temperature=0.0 if controls.temperature == 0 else 0.7)
+            request = Request(64, sampling, controls.rule, candidates=CANDIDATES)
+            if more is not None and more not in arms:
+                arms = (*arms, more)
+            _tables[key] = measure_costs(loaded.decoder(controls.verifier), arms, request)
+        return copy.deepcopy(_tables[key])
 
 
-@lru_cache(maxsize=64)
-def _measured(name: str, verifier: str, rule: str, greedy: bool, more: Arm | None) -> CostTable:
-    loaded = family(name)
-    arms = loaded.arms()
-    request = Request(64, SamplingParams(temperature=0.0 if greedy else 0.7), rule, candidates=CANDIDATES)
-    return measure_costs(loaded.decoder(verifier), arms if more is None or more in arms else (*arms, more), request)
+def _kind(controls: Controls) -> tuple[Any, ...]:
+    """The settings that change what a round costs."""
+    return controls.family, controls.verifier, controls.rule, controls.temperature == 0
+
+
+def _note(controls: Controls) -> str:
+    """What the reader waits for before the first token."""
+    if controls.family not in _families:
+        return "Loading the models, once …"
+    if controls.drafter == BANDIT and (_kind(controls), None) not in _tables:
+        return "Timing every drafter on this machine, once …"
+    return READING
 
 
 def prepare(controls: Controls) -> Run:
@@ -141,11 +180,11 @@ def messages(
     carries, where several runs are shown.
     """
     stream = _Stream(lane)
-    yield stream.message()  # empties the page at once
+    yield stream.message(note=_note(controls))  # empties the page at once
     kept: list[Round] = []
     try:
         run = prepare(controls)
-        yield stream.message(head=wire.head(run.trace(controls.prompt), run.arms))
+        yield stream.message(note=READING, head=wire.head(run.trace(controls.prompt), run.arms))
         began = flushed = clock()
         with closing(run.rounds()) as rounds:  # type: ignore[type-var]
             for round in rounds:

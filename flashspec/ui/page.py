@@ -39,8 +39,8 @@ WAITING = 64  # runs that may queue: a class of thirty and more
 
 
 def build(family: str = "embedded") -> gr.Blocks:
-    """The page as a Gradio app. Raises ValueError where `family` cannot be loaded."""
-    live.family(family)  # the first visitor finds the models loaded
+    """The page as a Gradio app; models go on loading behind it. Raises ValueError where `family` is not on this machine."""
+    live.load_behind(family)
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as demo:
         gr.HTML(HEADER, apply_default_css=False)
         controls, start, stop = _controls(family)

@@ -47,7 +47,14 @@ def use(page, selector: str, choice: str) -> None:
     page.get_by_role("option", name=choice, exact=True).click()
 
 
-def test_generate_streams_coloured_tokens(page) -> None:
+def slow_down(monkeypatch) -> None:
+    """Rounds of at least 20 ms, or the text is there at once."""
+    settle = SpeculativeDecoder._settle
+    monkeypatch.setattr(SpeculativeDecoder, "_settle", lambda *given: (time.sleep(0.02), settle(*given)))
+
+
+def test_generate_streams_coloured_tokens(page, monkeypatch) -> None:
+    slow_down(monkeypatch)
     updates = "window.__seen = []; new MutationObserver(() => window.__seen.push(document.querySelectorAll('#live .fs-strip .fs-token').length)).observe(document.querySelector('#live .fs-strip'), { childList: true });"
     use(page, "#drafter", "always lookup-else-nano")
     page.evaluate(updates)
@@ -114,10 +121,7 @@ def test_tokens_explain_themselves_by_mouse_and_keyboard(page) -> None:
 
 
 def test_stop_and_generate_again(page, monkeypatch) -> None:
-    settle = SpeculativeDecoder._settle
-    monkeypatch.setattr(
-        SpeculativeDecoder, "_settle", lambda *given: (time.sleep(0.02), settle(*given))
-    )  # or it is done first
+    slow_down(monkeypatch)
     open_more(page)
     set_number(page, "#tokens", 512)
     page.click("#generate")
@@ -135,6 +139,22 @@ def test_stop_and_generate_again(page, monkeypatch) -> None:
     page.wait_for_function(DONE, timeout=60_000)
     assert page.evaluate(f"{STATE}.id") != run
     assert page.evaluate(f"{STATE}.figures.tokens") == 20
+
+
+def test_the_empty_output_says_what_is_waited_for(page) -> None:
+    shown = "getComputedStyle(document.querySelector('#live .fs-strip'), '::before').content"
+    empty = {
+        "run": "slow",
+        "rounds": [],
+        "totals": {"tokens": 0, "rounds": 0, "drafted": 0, "accepted": 0, "seconds": 0},
+    }
+    receive = f"(message) => {STATE}.receive(message)"
+    page.evaluate(receive, {**empty, "seq": 0, "note": "Loading …"})
+    assert page.evaluate(shown) == '"Loading …"'
+    assert page.text_content(".fs-status") == "Loading …"
+    page.evaluate(receive, {**empty, "seq": 1, "done": True, "error": "It is broken."})
+    assert page.evaluate(shown) == '""'
+    assert page.text_content(".fs-status") == "It is broken."
 
 
 def test_markup_is_shown_as_text(page) -> None:

@@ -33,6 +33,80 @@ def test_messages_are_numbered_and_complete() -> None:
     assert received[-1]["totals"]["tokens"] == 24
 
 
+def test_the_first_message_says_what_is_waited_for(monkeypatch) -> None:
+    def note(controls: Controls) -> str:
+        return json.loads(next(messages(controls)))["note"]
+
+    with monkeypatch.context() as fresh:
+        fresh.setattr(live, "_families", {})
+        assert note(BASE).startswith("Loading")
+    live.family("embedded")
+    assert note(BASE).startswith("Reading")
+    bandit = replace(BASE, drafter=live.BANDIT)
+    with monkeypatch.context() as fresh:
+        fresh.setattr(live, "_tables", {})
+        assert note(bandit).startswith("Timing")
+    live.costs(bandit)
+    assert note(bandit).startswith("Reading")
+
+
+@pytest.fixture
+def slow_loading(monkeypatch):
+    """Loading that waits for the event it is given, and what it was asked for."""
+    asked, go = [], threading.Event()
+
+    def load(name: str):
+        asked.append(name)
+        assert go.wait(20)
+        if name == "broken":
+            raise ValueError("It is broken.")
+        return f"the models of {name}"
+
+    monkeypatch.setattr(live, "_families", {})
+    monkeypatch.setattr(live, "load_family", load)
+    yield asked, go
+    go.set()
+
+
+def test_models_load_behind_the_page_and_only_once(slow_loading) -> None:
+    asked, go = slow_loading
+    live.load_behind("embedded")  # returns while they load
+    visitors, got = [], []
+    for _ in range(2):
+        visitors.append(threading.Thread(target=lambda: got.append(live.family("embedded"))))
+        visitors[-1].start()
+    assert not got
+    go.set()
+    for visitor in visitors:
+        visitor.join(20)
+    assert got == ["the models of embedded"] * 2
+    assert asked == ["embedded"]
+
+
+def test_on_zerogpu_models_load_before_the_page(slow_loading, monkeypatch) -> None:
+    monkeypatch.setenv("SPACES_ZERO_GPU", "true")
+    slow_loading[1].set()
+    live.load_behind("embedded")
+    assert "embedded" in live._families
+
+
+def test_a_family_that_breaks_while_loading_is_told_by_the_run(slow_loading, monkeypatch, capfd) -> None:
+    slow_loading[1].set()
+    monkeypatch.setattr(live, "check_family", lambda name: None)
+    live.load_behind("broken")
+    received = [json.loads(message) for message in messages(replace(BASE, family="broken"))]
+    assert received[-1]["error"] == "It is broken."
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_family_that_is_not_here_is_told_at_once(monkeypatch) -> None:
+    with pytest.raises(ValueError, match="no family 'nonsense'"):
+        live.load_behind("nonsense")
+    monkeypatch.setattr("flashspec.models.catalog._local", lambda name: None)
+    with pytest.raises(ValueError, match="flashspec pull"):
+        live.load_behind("smollm2-135m")
+
+
 def test_messages_are_batched() -> None:
     """Twelve a second at most: with a clock that stands still there are three: the empty one, the head, and all rounds at once."""
     assert len(list(messages(BASE, clock=lambda: 0.0, analysed=False))) == 3
