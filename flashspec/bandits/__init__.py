@@ -1,4 +1,4 @@
-"""Policies: which arm (drafter, γ) the next round uses. numpy only; no torch, no models in here.
+"""Policies: which arm (drafter, γ) the next round uses. numpy, compiled by Numba where it is there; no torch, no models.
 
 Begin with `base` (what a policy is), then `rates` (the policies that fit the task); `stochastic` and `changing` are the classics,
 `full` learns from all drafters at once, `baselines` is what they have to beat.

@@ -14,6 +14,7 @@ from flashspec.bandits import (
     MeanRate,
     Outcome,
     TokensPerSecond,
+    loops,
     policy,
 )
 from flashspec.bandits.base import Policy
@@ -344,6 +345,51 @@ def test_contextual_thompson_uses_the_match() -> None:
     assert tokens / seconds > 1.3 * model_alone
 
 
+def test_contextual_loops_give_the_same_compiled_and_as_python() -> None:
+    """And what they give is the product-limit form: 1 + Σ of products of the posterior means, over the table's seconds."""
+    arms = [Arm("plain", 0), Arm("lookup", 3), Arm("model", 2), Arm("lookup-else-model", 3)]
+    seconds = {name: [1.0, 1.1, 1.2, 1.3] for name in ("plain", "lookup", "model")}
+    table = CostTable(arms, seconds, catch_up={"model": 3.2})
+    learner = ContextualThompson(arms, table, runs=2)
+    rng = np.random.default_rng(4)
+    for _ in range(50):
+        drafted, match = rng.integers(0, 4, 2), rng.integers(0, 8, 2)
+        accepted, hits = rng.integers(0, drafted + 1), rng.integers(0, 4, 2) * (match > 0)
+        judged = np.minimum(hits + 1, 3) * (match > 0)
+        chosen = learner.select(Context(match, rng.integers(0, 9, (2, 4))))
+        learner.update(
+            chosen, Outcome(accepted + 1, rng.random(2) + 1, drafted, accepted, np.zeros(2), hits, judged, match)
+        )
+    noise = rng.standard_normal(learner._shape)
+    known = (
+        learner._memory,
+        learner._layout,
+        table.seconds.reshape(-1),
+        np.array([0, 5]),
+        np.full((2, 4), 7),
+        3.0,
+        noise,
+    )
+    tokens, cost = loops.prospects(*known)
+    plain = getattr(loops.prospects, "py_func", loops.prospects)(*known)
+    assert np.allclose(tokens, plain[0], rtol=1e-12)
+    assert np.array_equal(cost, plain[1])
+    assert np.allclose(tokens[:, 0], 1.0)
+    assert tokens[0, 1] == 1.0  # a lookup without a match
+    assert tokens[0, 3] > tokens[0, 2] > 1.0  # both are the model, one longer
+    assert tokens[1, 3] == tokens[1, 1]  # both are the lookup
+    assert np.allclose(cost[0], [1.0, 1.0, 1.2 + 0.7, 1.3 + 0.7])  # unread tokens spread over 32 rounds
+    assert np.allclose(cost[1], [1.0, 1.3, 1.2 + 0.7, 1.3])
+    accepted, refused = learner._memory.accepted[0, 1, 0], learner._memory.refused[0, 1, 0]
+    pooled = (4 + accepted.sum()) / (6 + accepted.sum() + refused.sum())
+    mean = (4 * pooled + accepted) / (4 + accepted + refused)
+    learner._place[:] = 0
+    middle, spread = learner.components()
+    assert middle[0, 2] == pytest.approx((1 + mean[0] + mean[0] * mean[1]) / table.seconds[2, 2])
+    assert (spread[:, 1:] >= 0).all()
+    assert spread[0, 2] > 0
+
+
 def test_contextual_thompson_may_choose_before_it_learns() -> None:
     """Asked one round ahead, it still learns what a round gave in the context in which that round began."""
     arms = [Arm("plain", 0), Arm("lookup", 3), Arm("model", 3)]
@@ -356,12 +402,12 @@ def test_contextual_thompson_may_choose_before_it_learns() -> None:
     ahead.select(found)
     ahead.select(late)
     ahead.update(np.array([2]), Outcome(*once))
-    assert np.array_equal(in_turn._accepted, ahead._accepted)
-    assert np.array_equal(in_turn._refused, ahead._refused)
+    assert np.array_equal(in_turn._memory.accepted, ahead._memory.accepted)
+    assert np.array_equal(in_turn._memory.refused, ahead._memory.refused)
     other = [*once[:-1], np.array([0])]
     ahead.update(np.array([2]), Outcome(*other))
     in_turn.update(np.array([2]), Outcome(*once))
-    assert not np.array_equal(in_turn._accepted, ahead._accepted)
+    assert not np.array_equal(in_turn._memory.accepted, ahead._memory.accepted)
 
 
 def test_full_information_learns_from_arms_it_never_played() -> None:
