@@ -17,10 +17,8 @@ import numpy as np
 Array = Any
 
 PRIOR = 4.0  # imagined observations of a depth, spread by the acceptance of all depths of its cell
-RIGHT, WRONG = (
-    4.0,
-    2.0,
-)  # imagined acceptances and refusals of a cell: a drafter worth having is right two times of three
+# Imagined acceptances and refusals of a cell: a drafter worth having is right two times of three.
+RIGHT, WRONG = 4.0, 2.0
 
 
 def compiled(function: Callable[..., Any]) -> Any:

@@ -172,7 +172,7 @@ class ContextualThompson(Rated):
         models = [[pair[side] not in (None, "lookup") for pair in pairs] for side in (0, 1)]
         self._layout = loops.Layout(
             np.array(who),
-            np.array([arm.gamma for arm in arms]),
+            costs.gammas,
             np.array([source == "lookup" for source in index], bool),
             np.stack([costs.places(match) for match in (False, True)]),
             np.array(models) * costs.catch_up / STAY,  # a lookup that found a match pays no model
@@ -181,22 +181,20 @@ class ContextualThompson(Rated):
 
     def reset(self) -> None:
         super().reset()
-        sources, depth = len(self._layout.is_lookup), max(self._layout.gammas.max(), 1)
-        self._shape = (self.runs, sources, depth)
-        accepted, refused = (np.zeros((self.runs, sources, self.bins, depth)) for _ in range(2))
+        count, depth = len(self._layout.is_lookup), max(self.gammas.max(), 1)
+        self._shape = (self.runs, count, depth)
+        accepted, refused = (np.zeros((self.runs, count, self.bins, depth)) for _ in range(2))
         self._memory = loops.Memory(accepted, refused, np.zeros(self.runs), np.zeros(self.runs))
         self._place = np.zeros(self.runs, np.int64)  # the present context
-        self._unread = np.zeros((self.runs, len(self.arms)), np.int64)
 
     def score(self, context: Context) -> Array:
         self._place[:] = context_bin(context.match_length, self.bins)
-        self._unread[:] = context.unread
-        return loops.advantages(*self._prospects(self.rng.standard_normal(self._shape)), self._memory)
+        noise = self.rng.standard_normal(self._shape)
+        return loops.advantages(*self._prospects(context.unread, noise), self._memory)
 
     def components(self) -> tuple[Array, Array]:
         """Rate at the posterior means in the present context, and half the spread between ± one standard deviation."""
-        self._unread[:] = 0
-        low, middle, high = (np.divide(*self._prospects(np.full(self._shape, by))) for by in (-1.0, 0.0, 1.0))
+        low, middle, high = (np.divide(*self._prospects(0, np.full(self._shape, by))) for by in (-1.0, 0.0, 1.0))
         return middle, (high - low) / 2
 
     def learn(self, chosen: Array, outcome: Outcome) -> None:
@@ -209,11 +207,12 @@ class ContextualThompson(Rated):
         loops.learn(self._memory, self._layout, chosen, self._place, counts, seconds, self.discount, self.memory)
         self.measure(chosen, outcome, match=bool(self._place[0]))
 
-    def _prospects(self, noise: Array) -> tuple[Array, Array]:
-        """Tokens and seconds expected of every arm in the present context: [runs, S, G] -> [runs, K] twice."""
+    def _prospects(self, unread: Array | int, noise: Array) -> tuple[Array, Array]:
+        """Tokens and seconds expected of every arm in the present context: noise [runs, S, G] -> [runs, K] twice."""
+        late = np.empty(self.pulls.shape, np.int64)
+        late[:] = unread
         table = self.costs.seconds.reshape(-1)
-        known = (self._memory, self._layout, table, self._place, self._unread)
-        return loops.prospects(*known, self.sharpness, noise)
+        return loops.prospects(self._memory, self._layout, table, self._place, late, self.sharpness, noise)
 
 
 def context_bin(match_length: Array, bins: int) -> Array:
