@@ -61,7 +61,9 @@ class Board:
     ) -> None:
         self.target, self.capacity, self.device, self.verifier = next(iter(fused)), capacity, device, verifier
         self.text = Text.empty(batch, capacity, device)
-        self.models = {name: FusedModel(weights, self.text) for name, weights in fused.items()}
+        self.models = {
+            name: FusedModel(weights, self.text, only_drafts=name != self.target) for name, weights in fused.items()
+        }
         self.seed = torch.zeros(batch, dtype=torch.int64, device=device)
         self.active = torch.ones(batch, dtype=torch.int32, device=device)
         self.known: list[list[int]] = [[] for _ in range(batch)]  # the committed texts

@@ -27,6 +27,15 @@ def position_of(start_ptr, b, shift, r):
 
 
 @triton.jit
+def token_at(place, text_ptr, drafted_ptr, length_ptr, b, C, N):
+    """The token at a position of request b: committed, or one of the N drafted behind the committed ones."""
+    behind = place - tl.load(length_ptr + b)
+    is_drafted = (behind >= 0) & (behind < N)
+    committed = tl.load(text_ptr + b.to(tl.int64) * C + tl.minimum(place, C - 1))
+    return tl.where(is_drafted, tl.load(drafted_ptr + b * N + behind, mask=is_drafted, other=0), committed)
+
+
+@triton.jit
 def follow(PDL: tl.constexpr):
     """Wait until what earlier kernels wrote is there, and let the next kernel come up behind this one."""
     if PDL:
@@ -71,6 +80,13 @@ def weights_of(weight_ptr, n, inside, k, K):
 
 
 @triton.jit
+def turned(rows, cosine, sine, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """RoPE: neighbours of rows [ROWS, WIDTH] turned together by the angles of cosine, sine [ROWS, WIDTH / 2]."""
+    even, odd = tl.split(tl.reshape(rows, [ROWS, WIDTH // 2, 2]))
+    return tl.reshape(tl.join(even * cosine - odd * sine, even * sine + odd * cosine), [ROWS, WIDTH])
+
+
+@triton.jit
 def dot(a, b, total):
     """a [M, K] times b [K, N] on top of `total`, in b's type."""
     return tl.dot(a.to(b.dtype), b, total, input_precision="ieee")
@@ -90,11 +106,7 @@ def embed_kernel(
     follow(PDL)
     m = tl.program_id(0)
     b = m // R
-    place = position_of(start_ptr, b, shift, m % R)
-    behind = place - tl.load(length_ptr + b)
-    is_drafted = (behind >= 0) & (behind < N)
-    committed = tl.load(text_ptr + b.to(tl.int64) * C + tl.minimum(place, C - 1))
-    id = tl.where(is_drafted, tl.load(drafted_ptr + b * N + behind, mask=is_drafted, other=0), committed)
+    id = token_at(position_of(start_ptr, b, shift, m % R), text_ptr, drafted_ptr, length_ptr, b, C, N)
     k = tl.arange(0, BLOCK)
     row = tl.load(table_ptr + id * D + k, mask=k < D, other=0.0).to(tl.float32)
     t = tl.arange(0, TILES)
@@ -132,10 +144,7 @@ def qkv_kernel(
     if head < H + G:
         pair = left // 2 + tl.arange(0, BLOCK_N // 2)
         at = tl.minimum(place, C - 1)[:, None] * (W // 2) + pair[None, :]
-        cosine = tl.load(cosine_ptr + at)
-        sine = tl.load(sine_ptr + at)
-        even, odd = tl.split(tl.reshape(total, [BLOCK_M, BLOCK_N // 2, 2]))
-        total = tl.reshape(tl.join(even * cosine - odd * sine, even * sine + odd * cosine), [BLOCK_M, BLOCK_N])
+        total = turned(total, tl.load(cosine_ptr + at), tl.load(sine_ptr + at), BLOCK_M, BLOCK_N)
     if head < H:
         q = q_ptr + (m * H + head)[:, None] * W + column[None, :]
         tl.store(q, total * (LOG2E * W**-0.5), mask=live[:, None])
@@ -311,8 +320,9 @@ def head_kernel(
 def draw_kernel(
     logits_ptr, temperature_ptr, seed_ptr, start_ptr, threshold_ptr, key_ptr, count_ptr, drafted_ptr, V, logits_batch, N, index,
     shift, purpose, P,
-    TILES: tl.constexpr, SHARES: tl.constexpr, TRUNCATE: tl.constexpr,
+    TILES: tl.constexpr, SHARES: tl.constexpr, TRUNCATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    follow(PDL)
     b = (tl.program_id(0) // P).to(tl.int64)
     share = tl.program_id(0) % P
     temperature = tl.load(temperature_ptr + b)

@@ -14,6 +14,7 @@ import triton
 from torch import Tensor
 
 from flashspec.kernels import forward as source  # type: ignore[attr-defined]  # found through __path__
+from flashspec.kernels import narrow as narrow_source  # type: ignore[attr-defined]
 from flashspec.models.lean import head_width, joined, plain_llama
 from flashspec.verifiers.base import Settings, Verdict
 from flashspec.verifiers.triton import INTERPRETED, row_thresholds
@@ -50,6 +51,22 @@ SMALL = Tiles(
 )  # fmt: skip
 MEDIUM = Tiles(Tile(32, 256), Tile(32, 64, stages=6), Tile(32, 64, stages=6), Tile(32, 256), Tile(64, 128, stages=5))
 LARGE = Tiles(Tile(64, 256), Tile(64, 256), Tile(64, 128, warps=8, stages=3), Tile(64, 256), Tile(64, 256))
+
+
+class Cut(NamedTuple):
+    """How the two launches of a narrow layer are cut, and its head."""
+
+    shares: int = 4  # of the keys
+    keys: int = 64  # of a block
+    inner: int = 32  # inner columns of an MLP a program
+    vocabulary: int = 64  # logits a program
+    attention_warps: int = 4
+    mlp_warps: int = 4
+    head_warps: int = 4
+
+
+NARROW_WIDTH = 256  # up to which a row of x fits a program
+NARROW_ROWS = 4  # up to which reading in parts costs less than adding up
 
 
 def tiles_for(hidden: int) -> Tiles:
@@ -114,6 +131,11 @@ def suits(model: Any) -> bool:
     return placed and plain_llama(model) and width & (width - 1) == 0 and (INTERPRETED or 16 <= width <= 128)
 
 
+def launches_early(device: Any) -> bool:
+    """Whether a kernel may come up while its predecessor ends (PDL)."""
+    return not INTERPRETED and torch.cuda.get_device_capability(device)[0] >= 9
+
+
 class Text(NamedTuple):
     """What B requests have written, in device memory."""
 
@@ -128,9 +150,12 @@ class Text(NamedTuple):
 
 
 class FusedModel:
-    """A model with a static cache for the B requests of `text`: [layers, 2, B, G, C, W]."""
+    """A model with a static cache for the B requests of `text`: [layers, 2, B, G, C, W].
 
-    def __init__(self, weights: FusedLlama, text: Text) -> None:
+    A model that `only_drafts` may round otherwise when it reads few rows; the logits of any other are the same bits whatever it reads at once.
+    """
+
+    def __init__(self, weights: FusedLlama, text: Text, only_drafts: bool = False) -> None:
         self.weights, self.text = weights, text
         batch, capacity = text.ids.shape
         self._cache = torch.zeros(
@@ -141,8 +166,11 @@ class FusedModel:
         angles = torch.outer(places, weights.frequencies)
         self._cosine, self._sine = angles.cos() * weights.scaling, angles.sin() * weights.scaling
         self.tiles = tiles_for(weights.embedding.shape[1])
-        self._pdl = not INTERPRETED and torch.cuda.get_device_capability(weights.head.device)[0] >= 9
+        self._pdl = launches_early(weights.head.device)
         self._spaces: dict[int, _Space] = {}
+        self.cut = Cut()
+        self._narrow = only_drafts and weights.embedding.shape[1] <= NARROW_WIDTH
+        self._narrow_spaces: dict[int, _NarrowSpace] = {}
 
     def forward(
         self, rows: int, shift: int, drafted: Tensor, start: Tensor | None = None, out: Tensor | None = None
@@ -152,8 +180,12 @@ class FusedModel:
         drafted [B, N] int64 stands behind the committed tokens. start [B]: the committed length where None. out [B, K, V] float32: gets the
         logits behind the last K rows.
         """
+        start = self.text.length if start is None else start
+        narrow = self._narrow and len(start) * rows <= NARROW_ROWS
+        (self._forward_narrow if narrow else self._forward)(rows, shift, drafted, start, out)
+
+    def _forward(self, rows: int, shift: int, drafted: Tensor, start: Tensor, out: Tensor | None) -> None:
         w, text, tiles = self.weights, self.text, self.tiles
-        start = text.length if start is None else start
         batch, capacity = text.ids.shape
         m, hidden = batch * rows, w.embedding.shape[1]
         inner = w.layers[0].down.shape[1]
@@ -210,6 +242,35 @@ class FusedModel:
                 out.stride(1), w.epsilon, most, **cut(tiles.head, w.head),
             )  # fmt: skip
 
+    def _forward_narrow(self, rows: int, shift: int, drafted: Tensor, start: Tensor, out: Tensor | None) -> None:
+        w, text, cut, pdl = self.weights, self.text, self.cut, self._pdl
+        batch, capacity = text.ids.shape
+        hidden, inner = w.embedding.shape[1], w.layers[0].down.shape[1]
+        slices = -(-inner // cut.inner)
+        if rows not in self._narrow_spaces:
+            self._narrow_spaces[rows] = _NarrowSpace(w, batch * rows, cut.shares, slices)
+        space = self._narrow_spaces[rows]
+        block, most = triton.next_power_of_2(hidden), triton.next_power_of_2(slices)
+        launch = {"launch_pdl": True} if pdl else {}
+        for index, (layer, (keys, values)) in enumerate(zip(w.layers, self._cache, strict=True)):
+            narrow_source.attention_kernel[(batch * w.heads, cut.shares)](
+                text.ids, drafted, start, text.length, w.embedding, space.middle, space.slices, space.x, layer.before_attention, layer.qkv,
+                layer.out, self._cosine, self._sine, keys, values, space.parts, space.state, capacity, drafted.shape[1], rows, shift, hidden,
+                w.heads, w.groups, slices, w.epsilon, w.width, block, most, w.heads // w.groups, cut.shares, cut.keys, index == 0, pdl,
+                num_warps=cut.attention_warps, **launch,
+            )  # fmt: skip
+            narrow_source.mlp_kernel[(slices,)](
+                space.x, space.parts, space.state, space.middle, layer.before_mlp, layer.gate_up, layer.down, space.slices, batch * rows,
+                hidden, inner, w.heads, slices, w.epsilon, block, cut.inner, triton.next_power_of_2(w.heads), cut.shares, pdl,
+                num_warps=cut.mlp_warps, **launch,
+            )  # fmt: skip
+        if out is not None:
+            keep = out.shape[1]
+            narrow_source.head_kernel[(-(-w.vocabulary // cut.vocabulary),)](
+                space.middle, space.slices, w.norm, w.head, out, batch * keep, rows, keep, hidden, w.vocabulary, slices, out.stride(0),
+                out.stride(1), w.epsilon, block, cut.vocabulary, most, pdl, num_warps=cut.head_warps, **launch,
+            )  # fmt: skip
+
     def _space(self, rows: int) -> _Space:
         if rows not in self._spaces:
             self._spaces[rows] = _Space(self.weights, self.text.ids.shape[0], rows, self.tiles.out.n)
@@ -233,6 +294,19 @@ class _Space:
         self.hidden = torch.empty(m, w.layers[0].down.shape[1], dtype=w.head.dtype, device=device)
 
 
+class _NarrowSpace:
+    """The same for a forward in parts: see `kernels/narrow.py`."""
+
+    def __init__(self, weights: FusedLlama, m: int, shares: int, slices: int) -> None:
+        w, device = weights, weights.head.device
+        hidden = w.embedding.shape[1]
+        self.x = torch.empty(m, hidden, device=device)
+        self.middle = torch.empty_like(self.x)
+        self.parts = torch.empty(m, w.heads, shares, hidden, device=device)
+        self.state = torch.empty(m, w.heads, shares, 2, device=device)
+        self.slices = torch.empty(m, slices, hidden, device=device)
+
+
 class Draw:
     """Draws a drafter's token of every request on the device: a race with keyed noise, or the largest logit."""
 
@@ -243,6 +317,7 @@ class Draw:
         self._keys = torch.empty(batch * self._shares, dtype=torch.int64, device=device)
         self._counts = torch.zeros(batch, dtype=torch.int32, device=device)
         self._threshold = torch.zeros(batch, 1, device=device)
+        self._pdl = launches_early(device)
 
     def __call__(
         self,
@@ -262,7 +337,8 @@ class Draw:
         batch, vocabulary = logits.shape
         source.draw_kernel[(batch * self._shares,)](
             logits, settings.temperature, seed, start, self._threshold, self._keys, self._counts, drafted, vocabulary, logits.stride(0),
-            drafted.shape[1], index, shift, purpose, self._shares, self._tiles, triton.next_power_of_2(self._shares), truncates,
+            drafted.shape[1], index, shift, purpose, self._shares, self._tiles, triton.next_power_of_2(self._shares), truncates, self._pdl,
+            **({"launch_pdl": True} if self._pdl else {}),
         )  # fmt: skip
 
 

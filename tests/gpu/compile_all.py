@@ -7,13 +7,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from flashspec.kernels import forward, thresholds, verify
-from flashspec.models.fused import LARGE, MEDIUM, SMALL
+from flashspec.kernels import forward, narrow, thresholds, verify
+from flashspec.models.fused import LARGE, MEDIUM, NARROW_WIDTH, SMALL, Cut
 
 FLOAT, INT, LONG = "*fp32", "*i32", "*i64"
 WIDE = (
     "target_ptr", "draft_ptr", "V", "target_batch", "target_row", "draft_batch", "draft_row", "logits_ptr", "batch_stride", "row_stride",
-    "x_ptr", "partial_ptr", "state_ptr", "gain_ptr", "weight_ptr", "table_ptr", "q_ptr", "keys_ptr", "values_ptr", "hidden_ptr", "attended_ptr", "D", "F", "C",
+    "x_ptr", "partial_ptr", "state_ptr", "gain_ptr", "weight_ptr", "table_ptr", "q_ptr", "keys_ptr", "values_ptr", "hidden_ptr", "attended_ptr", "qkv_ptr", "projection_ptr", "gate_up_ptr", "down_ptr", "middle_ptr", "slices_ptr", "parts_ptr", "D", "F", "C",
 )  # fmt: skip
 NAMES = {
     "ids_ptr": LONG, "num_draft_ptr": INT, "seed_ptr": LONG, "position_ptr": LONG, "key_ptr": LONG, "count_ptr": INT, "tokens_ptr": LONG, "tau_ptr": INT,
@@ -29,6 +29,10 @@ WEIGHTS = (
     "values_ptr",
     "hidden_ptr",
     "attended_ptr",
+    "qkv_ptr",
+    "projection_ptr",
+    "gate_up_ptr",
+    "down_ptr",
 )  # of the model's type
 SHARED = {75: 65_536, 80: 166_912, 90: 232_448}  # bytes that a program may have
 
@@ -75,12 +79,33 @@ def compile_forward(capability, weights):
             (forward.gate_up_kernel, {"TILES": 64, **blocks(tiles.gate_up)}, tiles.gate_up),
             (forward.add_kernel, blocks(tiles.down), tiles.down),
             (forward.head_kernel, {"TILES": 64, **blocks(tiles.head)}, tiles.head),
-            (forward.draw_kernel, {"TILES": 1, "SHARES": 64, "TRUNCATE": True}, None),
+            (forward.draw_kernel, {"TILES": 1, "SHARES": 64, "TRUNCATE": True, "PDL": pdl}, None),
             (forward.commit_kernel, {"BLOCK": 32}, None),
         ):
             how = {"num_warps": tile.warps, "num_stages": tile.stages} if tile else {"num_warps": 4}
             compile_for(capability, kernel, constants, FLOAT, weights=weights, **how)
     print(f"sm_{capability} forward")
+
+
+def compile_narrow(capability, weights):
+    """At the largest width there is, with many heads of few keys each."""
+    cut, common = Cut(), {"BLOCK_D": NARROW_WIDTH, "PDL": capability >= 90}
+    for first in (True, False):
+        constants = {
+            **common,
+            "W": 32,
+            "SLICES": 32,
+            "SHARED": 2,
+            "SHARES": cut.shares,
+            "BLOCK_N": cut.keys,
+            "FIRST": first,
+        }
+        compile_for(capability, narrow.attention_kernel, constants, FLOAT, cut.attention_warps, weights=weights)
+    constants = {**common, "BLOCK_F": cut.inner, "HEADS": 8, "SHARES": cut.shares}
+    compile_for(capability, narrow.mlp_kernel, constants, FLOAT, cut.mlp_warps, weights=weights)
+    constants = {**common, "BLOCK_V": cut.vocabulary, "SLICES": 32}
+    compile_for(capability, narrow.head_kernel, constants, FLOAT, cut.head_warps, weights=weights)
+    print(f"sm_{capability} narrow")
 
 
 def main() -> None:
@@ -106,6 +131,7 @@ def main() -> None:
         compile_for(capability, thresholds.threshold_kernel, constants, logits, 16)
         print(f"sm_{capability} choose, accept, thresholds")
         compile_forward(capability, logits)
+        compile_narrow(capability, logits)
 
 
 if __name__ == "__main__":

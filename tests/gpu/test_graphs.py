@@ -56,15 +56,21 @@ def engines(models):
     return graph, plain
 
 
-@pytest.mark.parametrize(("lengths", "rows"), [((7,), 1), ((70, 3), 5), ((1, 20, 9), 2)])
-def test_fused_forward_equals_transformers(models, lengths, rows) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "rows", "narrow"),
+    [
+        ((7,), 1, False), ((70, 3), 5, False), ((1, 20, 9), 2, False),
+        ((7,), 1, True), ((1,), 2, True), ((300,), 2, True), ((70, 1), 2, True),
+    ],
+)  # fmt: skip
+def test_fused_forward_equals_transformers(models, lengths, rows, narrow) -> None:
     model = models["target"]
     generator = torch.Generator().manual_seed(sum(lengths))
-    text = Text.empty(len(lengths), 256, DEVICE)
+    text = Text.empty(len(lengths), 512, DEVICE)
     text.ids.copy_(torch.randint(0, 97, text.ids.shape, generator=generator))
     text.length.copy_(torch.tensor(lengths))
     drafted = torch.randint(0, 97, (len(lengths), rows - 1), generator=generator).to(DEVICE)
-    fused = FusedModel(FusedLlama.of(model), text)
+    fused = FusedModel(FusedLlama.of(model), text, only_drafts=narrow)
     fused.forward(
         max(lengths), 0, drafted[:, :0], start=text.reading
     )  # some read beyond their end: what is there does not matter
