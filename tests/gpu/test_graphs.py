@@ -81,6 +81,22 @@ def test_fused_forward_equals_transformers(models, lengths, rows, narrow) -> Non
         assert (logits[b] - wanted).abs().max() < 1e-3
 
 
+def test_a_drafter_reads_on_from_what_it_drafted(models) -> None:
+    """Token by token: the keys of a step are there for the next."""
+    model = models["target"]
+    text = Text.empty(1, 256, DEVICE)
+    text.ids[0, :5].copy_(torch.tensor(PROMPT[:5]))
+    text.length.fill_(5)
+    drafted = torch.tensor([PROMPT[5:9]], device=DEVICE)
+    fused = FusedModel(FusedLlama.of(model), text, only_drafts=True)
+    fused.forward(4, 0, drafted, start=text.reading)
+    logits = torch.empty(1, 1, 97, device=DEVICE)
+    for i in range(5):
+        fused.forward(1, i - 1, drafted, out=logits)
+    wanted = model(torch.tensor([PROMPT[:9]], device=DEVICE)).logits[0, -1]
+    assert (logits[0, 0] - wanted).abs().max() < 1e-3
+
+
 @pytest.mark.parametrize(
     ("drafter", "gamma", "sampling", "candidates"),
     [
