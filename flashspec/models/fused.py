@@ -152,7 +152,8 @@ class Text(NamedTuple):
 class FusedModel:
     """A model with a static cache for the B requests of `text`: [layers, 2, B, G, C, W].
 
-    A model that `only_drafts` may round otherwise when it reads few rows; the logits of any other are the same bits whatever it reads at once.
+    A narrow model that `only_drafts` reads few rows in parts, which rounds otherwise. A target must not: its rounding would depend on what was
+    drafted.
     """
 
     def __init__(self, weights: FusedLlama, text: Text, only_drafts: bool = False) -> None:
