@@ -1,4 +1,4 @@
-"""What a compiled loop on a CPU cannot be told in Python and does best in vector instructions: dot products, e^x, logarithms.
+"""What a compiled loop on a CPU cannot be told in Python and does best in vector instructions: dot products, sums of rows, e^x, logarithms.
 
 A dot product of int8 with int16 in pairs of lanes is one instruction on x86 (pmaddwd, with VNNI also the sum); LLVM finds it in the
 form that is written here, and writes it as it can elsewhere.
@@ -64,6 +64,74 @@ def dots(typing: Any, weight: Any, o: Any, x: Any, r: Any) -> tuple[Any, Any]:
         return cgutils.pack_array(builder, [builder.call(reduce, [total]) for total in added])
 
     return signature, code
+
+
+def _adding(vectors: int) -> Any:
+    """The function that adds to 16 · `vectors` columns of y, from column `first` on, what `add_rows` adds to all."""
+    ways = 8 // vectors  # sums that are under way at once, for one addition takes several cycles
+
+    @intrinsic
+    def add(typing: Any, weights: Any, rows: Any, first: Any, y: Any) -> tuple[Any, Any]:
+        signature = types.void(weights, rows, types.intp, y)
+
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            weights, rows, y = (
+                context.make_array(signature.args[at])(context, builder, value=arguments[at]) for at in (0, 1, 3)
+            )
+            count, size = cgutils.unpack_tuple(builder, rows.shape)
+            lanes = ir.VectorType(ir.FloatType(), 16)
+            sums = [[cgutils.alloca_once(builder, lanes) for _ in range(vectors)] for _ in range(ways)]
+            nothing = ir.Constant(lanes, [0.0] * 16)
+            for place in (place for way in sums for place in way):
+                builder.store(nothing, place)
+
+            def columns(start: Any, v: int) -> Any:
+                place = builder.gep(start, [builder.add(arguments[2], size.type(16 * v))])
+                return builder.bitcast(place, lanes.as_pointer())
+
+            def take(i: Any, way: int) -> None:
+                one = builder.insert_element(nothing, builder.load(builder.gep(weights.data, [i])), i32_0)
+                weight = builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(ir.IntType(32), 16), [0] * 16))
+                row = builder.gep(rows.data, [builder.mul(i, size)])
+                for v, place in enumerate(sums[way]):
+                    product = builder.fmul(weight, builder.load(columns(row, v), align=4), flags=["contract"])
+                    builder.store(builder.fadd(builder.load(place), product, flags=["contract"]), place)
+
+            i32_0 = ir.Constant(ir.IntType(32), 0)
+            whole = builder.udiv(count, size.type(ways))
+            with cgutils.for_range(builder, whole) as loop:
+                for way in range(ways):
+                    take(builder.add(builder.mul(loop.index, size.type(ways)), size.type(way)), way)
+            with cgutils.for_range(builder, count, start=builder.mul(whole, size.type(ways))) as loop:
+                take(loop.index, 0)
+            for v in range(vectors):
+                total = builder.load(columns(y.data, v), align=4)
+                for way in sums:
+                    total = builder.fadd(total, builder.load(way[v]))
+                builder.store(total, columns(y.data, v), align=4)
+            return context.get_dummy_value()
+
+        return signature, code
+
+    return add
+
+
+_add_64, _add_16 = _adding(4), _adding(1)
+
+
+@njit(cache=True)
+def add_rows(weights: Any, rows: Any, y: Any) -> None:
+    """y [m] += weights [n] · rows [n, m], all float32 in C order."""
+    first, size = 0, len(y)
+    while first + 64 <= size:
+        _add_64(weights, rows, first, y)
+        first += 64
+    while first + 16 <= size:
+        _add_16(weights, rows, first, y)
+        first += 16
+    for k in range(first, size):
+        for i in range(len(weights)):
+            y[k] += weights[i] * rows[i, k]
 
 
 @njit(cache=True, fastmath={"contract"})

@@ -21,11 +21,12 @@ from numba import config as numba_config
 from numba import njit, prange, set_num_threads
 from torch import Tensor
 
-from flashspec.lanes import ROWS, WIDTH, dots, exp
+from flashspec.lanes import ROWS, WIDTH, add_rows, dots, exp
 from flashspec.models.lean import NUMBA, StaticModel, head_width, joined, turns
 from flashspec.models.packing import quantise
 
 _TILE = 32  # outputs that a thread takes at once
+_KEYS = 64  # positions whose keys lie together, number by number, so that their scores are computed in lanes
 _MATH = {"reassoc", "contract", "nsz"}  # sums in lanes, fused multiply-adds; NaN and infinity stay what they are
 _one_at_a_time = threading.Lock()  # Numba's own thread pool, used where there is no OpenMP, is not safe for threads
 
@@ -124,7 +125,10 @@ def _run(
     x: Array, n: int, start: int, keep: int, cache: Array, heads: int, epsilon: np.float32, qkv: Matrix, out: Matrix,
     gate_up: Matrix, down: Matrix, norms: Array, norm: Array, head: Matrix, turns: Array,
 ) -> Array:  # fmt: skip
-    """Read n tokens, x [n, d] padded to a multiple of ROWS, behind `start` tokens of the cache; logits [keep, V] of the last ones."""
+    """Read n tokens, x [n, d] padded to a multiple of ROWS, behind `start` tokens of the cache; logits [keep, V] of the last ones.
+
+    cache [layers, 2, groups, length, width], whose keys lie in blocks of _KEYS positions, each [width, _KEYS].
+    """
     padded = len(x)
     projected = np.empty((padded, qkv.rows.shape[1]), f32)
     attended = np.zeros((padded, heads * cache.shape[4]), f32)
@@ -132,11 +136,13 @@ def _run(
     scale = np.empty(padded, f32)
     normed, mixed = np.zeros((padded, qkv.rows.shape[2]), i16), np.zeros((padded, out.rows.shape[2]), i16)
     hidden = np.zeros((padded, down.rows.shape[2]), i16)
+    groups, length, width = cache.shape[2:]
     for i in range(len(norms)):
+        keys, values = cache[i, 0].reshape(groups, length // _KEYS, width, _KEYS), cache[i, 1]
         _rms_norm(x, norms[i, 0], epsilon, qkv.most[i], normed, scale)
         _product(normed, scale, qkv.rows[i], qkv.scale[i], projected)
-        _turn_and_store(projected, n, start, heads, turns, cache[i])
-        _attend(projected, n, start, heads, cache[i], attended)
+        _turn_and_store(projected, n, start, heads, turns, keys, values)
+        _attend(projected, n, start, heads, keys, values, attended)
         _round(attended, out.most[i], mixed, scale)
         _product(mixed, scale, out.rows[i], out.scale[i], added)
         x += added
@@ -224,9 +230,9 @@ def _gated_product(x: Array, x_scale: Array, weight: Array, scale: Array, y: Arr
 
 
 @njit(cache=True)
-def _turn_and_store(projected: Array, n: int, start: int, heads: int, turns: Array, cache: Array) -> None:
+def _turn_and_store(projected: Array, n: int, start: int, heads: int, turns: Array, keys: Array, values: Array) -> None:
     """RoPE on queries and keys, neighbours being a pair, in place; keys and values to their places in the cache."""
-    groups, width = cache.shape[1], cache.shape[3]
+    groups, width = len(keys), keys.shape[2]
     for r in range(n):
         for h in range(heads + groups):
             for i in range(width // 2):
@@ -234,35 +240,56 @@ def _turn_and_store(projected: Array, n: int, start: int, heads: int, turns: Arr
                 even, odd = projected[r, at], projected[r, at + 1]
                 cosine, sine = turns[start + r, i]
                 projected[r, at], projected[r, at + 1] = even * cosine - odd * sine, even * sine + odd * cosine
+        block, lane = (start + r) // _KEYS, (start + r) % _KEYS
         for g in range(groups):
             key, value = (heads + g) * width, (heads + groups + g) * width
-            cache[0, g, start + r] = projected[r, key : key + width]
-            cache[1, g, start + r] = projected[r, value : value + width]
+            keys[g, block, :, lane] = projected[r, key : key + width]
+            values[g, start + r] = projected[r, value : value + width]
 
 
 @njit(parallel=True, cache=True, fastmath=_MATH)
-def _attend(projected: Array, n: int, start: int, heads: int, cache: Array, y: Array) -> None:
-    """Causal attention of every row and head over the cache: y [n, heads · width]."""
-    groups, width = cache.shape[1], cache.shape[3]
+def _attend(projected: Array, n: int, start: int, heads: int, keys: Array, values: Array, y: Array) -> None:
+    """Causal attention of every row over the cache, keys [groups, blocks, width, _KEYS], values [groups, length, width]: y [n, heads · width].
+
+    The heads of a group share their keys and values, so one task takes them together, a block at a time.
+    """
+    groups, width = len(keys), keys.shape[2]
+    shared = heads // groups
     root = f32(1) / np.sqrt(f32(width))
-    for task in prange(n * heads):
-        r, h = task // heads, task % heads
-        keys, values = cache[0, h // (heads // groups)], cache[1, h // (heads // groups)]
-        query, mean = projected[r, h * width : (h + 1) * width], y[r, h * width : (h + 1) * width]
-        weights = np.empty(start + r + 1, f32)
-        for t in range(len(weights)):
-            score = f32(0)
-            for k in range(width):
-                score += query[k] * keys[t, k]
-            weights[t] = score * root
-        highest = weights.max()
-        total = f32(0)
-        for t in range(len(weights)):
-            weights[t] = exp(weights[t] - highest)
-            total += weights[t]
-        mean[:] = f32(0)
-        for t in range(len(weights)):
-            for k in range(width):
-                mean[k] += weights[t] * values[t, k]
-        for k in range(width):
-            mean[k] /= total
+    for task in prange(n * groups):
+        r, g = task // groups, task % groups
+        count = start + r + 1
+        blocks = (count + _KEYS - 1) // _KEYS
+        queries = projected[r, g * shared * width : (g + 1) * shared * width].reshape(shared, width)
+        means = y[r, g * shared * width : (g + 1) * shared * width].reshape(shared, width)
+        weights = np.zeros((shared, blocks * _KEYS), f32)
+        for block in range(blocks):
+            for h in range(shared):
+                add_rows(queries[h], keys[g, block], weights[h, block * _KEYS : (block + 1) * _KEYS])
+        for h in range(shared):
+            _softmax(weights[h, :count], root)
+        means[:] = f32(0)
+        for first in range(0, count, _KEYS):
+            last = min(first + _KEYS, count)
+            for h in range(shared):
+                add_rows(weights[h, first:last], values[g, first:last], means[h])
+
+
+@njit(cache=True)
+def _highest(x: Array) -> np.float32:
+    """max x, or NaN where there is one: with the bits of negative floats turned over, integers are in the order of the floats."""
+    bits, top = x.view(i32), i32(-0x80000000)
+    for t in range(len(bits)):
+        top = i32(max(top, i32(bits[t] ^ i32(i32(bits[t] >> i32(31)) & i32(0x7FFFFFFF)))))
+    return i32(top ^ i32(i32(top >> i32(31)) & i32(0x7FFFFFFF))).view(f32)
+
+
+@njit(cache=True, fastmath=_MATH)
+def _softmax(scores: Array, scale: np.float32) -> None:
+    """In place, of scores times scale."""
+    highest = _highest(scores)
+    total = f32(0)
+    for t in range(len(scores)):
+        scores[t] = exp((scores[t] - highest) * scale)
+        total += scores[t]
+    scores /= total

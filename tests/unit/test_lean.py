@@ -100,6 +100,29 @@ def test_exp_is_as_exact_as_float32() -> None:
 
 
 @needs_numba
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 20), st.sampled_from([1, 15, 16, 33, 64, 80, 145]))
+def test_weighted_rows_are_added_whatever_their_number(n, m) -> None:
+    """Blocks of 64 and of 16 columns and what is left, an even and an odd number of rows; what was there stays."""
+    from flashspec.lanes import add_rows
+
+    generator = np.random.default_rng(n + 100 * m)
+    weights, rows, y = (generator.standard_normal(shape).astype(np.float32) for shape in (n, (n, m), m))
+    wanted = y + weights.astype(float) @ rows
+    add_rows(weights, rows, y)
+    assert np.allclose(y, wanted, atol=1e-5)
+
+
+@needs_numba
+def test_the_highest_score_is_found_by_its_bits() -> None:
+    from flashspec.models.compiled import _highest
+
+    for x in ([1, 2, -3], [-1, -2.5], [-np.inf, -5], [0.0, -0.0], [np.inf, 3], [-np.inf]):
+        assert _highest(np.array(x, np.float32)) == max(x)
+    assert np.isnan(_highest(np.array([1, np.nan], np.float32)))
+
+
+@needs_numba
 def test_compiled_models_may_run_in_several_threads() -> None:
     weights = lay_out(tiny_llama(), NUMBA)
     alone = [weights.cached("alone").read(IDS[: 20 + i], keep=5) for i in range(8)]
