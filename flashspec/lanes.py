@@ -82,7 +82,7 @@ def _adding(vectors: int) -> Any:
             lanes = ir.VectorType(ir.FloatType(), 16)
             sums = [[cgutils.alloca_once(builder, lanes) for _ in range(vectors)] for _ in range(ways)]
             nothing = ir.Constant(lanes, [0.0] * 16)
-            for place in (place for way in sums for place in way):
+            for place in (place for some in sums for place in some):
                 builder.store(nothing, place)
 
             def columns(start: Any, v: int) -> Any:
@@ -90,14 +90,15 @@ def _adding(vectors: int) -> Any:
                 return builder.bitcast(place, lanes.as_pointer())
 
             def take(i: Any, way: int) -> None:
-                one = builder.insert_element(nothing, builder.load(builder.gep(weights.data, [i])), i32_0)
+                one = builder.insert_element(
+                    nothing, builder.load(builder.gep(weights.data, [i])), ir.Constant(ir.IntType(32), 0)
+                )
                 weight = builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(ir.IntType(32), 16), [0] * 16))
                 row = builder.gep(rows.data, [builder.mul(i, size)])
                 for v, place in enumerate(sums[way]):
                     product = builder.fmul(weight, builder.load(columns(row, v), align=4), flags=["contract"])
                     builder.store(builder.fadd(builder.load(place), product, flags=["contract"]), place)
 
-            i32_0 = ir.Constant(ir.IntType(32), 0)
             whole = builder.udiv(count, size.type(ways))
             with cgutils.for_range(builder, whole) as loop:
                 for way in range(ways):
@@ -106,8 +107,8 @@ def _adding(vectors: int) -> Any:
                 take(loop.index, 0)
             for v in range(vectors):
                 total = builder.load(columns(y.data, v), align=4)
-                for way in sums:
-                    total = builder.fadd(total, builder.load(way[v]))
+                for some in sums:
+                    total = builder.fadd(total, builder.load(some[v]))
                 builder.store(total, columns(y.data, v), align=4)
             return context.get_dummy_value()
 
