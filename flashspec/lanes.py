@@ -16,54 +16,70 @@ from numba.extending import intrinsic
 
 ROWS = 4  # of activations that share one reading of a row of weights
 WIDTH = 32  # numbers taken at a time: a row must be a multiple of it
+_AHEAD = 4096  # bytes of the weights behind those in use that are asked for from memory
 
 f32, i32 = np.float32, np.int32
 
 
-@intrinsic
-def dots(typing: Any, weight: Any, o: Any, x: Any, r: Any) -> tuple[Any, Any]:
-    """Dot products of row o of `weight` [out, in] int8 with rows r … r + 3 of x [n, in] int16, both in C order: four int32.
+def _dotting(rows: int) -> Any:
+    """The function that gives the dot products of row o of `weight` [out, in] int8 with rows r, …, r + `rows` - 1 of x [n, in] int16.
 
-    The sums must fit: Σ|weight[o]| · max|x| < 2³¹.
+    Both in C order; a tuple of int32. The sums must fit: Σ|weight[o]| · max|x| < 2³¹.
     """
-    signature = types.UniTuple(types.int32, ROWS)(weight, types.intp, x, types.intp)
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        weight, x = (context.make_array(signature.args[at])(context, builder, value=arguments[at]) for at in (0, 2))
-        size = cgutils.unpack_tuple(builder, weight.shape)[1]
-        row = builder.gep(weight.data, [builder.mul(arguments[1], size)])
-        rows = [builder.gep(x.data, [builder.mul(builder.add(arguments[3], size.type(j)), size)]) for j in range(ROWS)]
-        word = ir.IntType(32)
-        wide, sums = ir.VectorType(word, WIDTH), ir.VectorType(word, WIDTH // 2)
-        evens, odds = (ir.Constant(sums, list(range(first, WIDTH, 2))) for first in (0, 1))
-        before, loop, after = builder.block, builder.append_basic_block("dots"), builder.append_basic_block("sums")
+    @intrinsic
+    def dots(typing: Any, weight: Any, o: Any, x: Any, r: Any) -> tuple[Any, Any]:
+        signature = types.UniTuple(types.int32, rows)(weight, types.intp, x, types.intp)
 
-        def lanes(start: Any, bits: int) -> Any:
-            place = builder.bitcast(builder.gep(start, [k]), ir.VectorType(ir.IntType(bits), WIDTH).as_pointer())
-            return builder.sext(builder.load(place, align=bits // 8), wide)
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            weight, x = (context.make_array(signature.args[at])(context, builder, value=arguments[at]) for at in (0, 2))
+            size = cgutils.unpack_tuple(builder, weight.shape)[1]
+            row = builder.gep(weight.data, [builder.mul(arguments[1], size)])
+            starts = [
+                builder.gep(x.data, [builder.mul(builder.add(arguments[3], size.type(j)), size)]) for j in range(rows)
+            ]
+            word, byte = ir.IntType(32), ir.IntType(8)
+            wide, sums = ir.VectorType(word, WIDTH), ir.VectorType(word, WIDTH // 2)
+            evens, odds = (ir.Constant(sums, list(range(first, WIDTH, 2))) for first in (0, 1))
+            before, loop, after = builder.block, builder.append_basic_block("dots"), builder.append_basic_block("sums")
 
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        k = builder.phi(size.type)
-        totals = [builder.phi(sums) for _ in range(ROWS)]
-        weights = lanes(row, 8)
-        added = []
-        for total, start in zip(totals, rows, strict=True):
-            products = builder.mul(weights, lanes(start, 16))
-            pairs = [builder.shuffle_vector(products, products, side) for side in (evens, odds)]
-            added.append(builder.add(total, builder.add(*pairs)))
-        k_next = builder.add(k, size.type(WIDTH))
-        builder.cbranch(builder.icmp_signed("<", k_next, size), loop, after)
-        for phi, zero, new in zip([k, *totals], [0, *[[0] * (WIDTH // 2)] * ROWS], [k_next, *added], strict=True):
-            phi.add_incoming(ir.Constant(phi.type, zero), before)
-            phi.add_incoming(new, loop)
-        builder.position_at_end(after)
-        reduce = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(word, (sums,)), f"llvm.vector.reduce.add.v{WIDTH // 2}i32"
-        )
-        return cgutils.pack_array(builder, [builder.call(reduce, [total]) for total in added])
+            def lanes(start: Any, bits: int) -> Any:
+                place = builder.bitcast(builder.gep(start, [k]), ir.VectorType(ir.IntType(bits), WIDTH).as_pointer())
+                return builder.sext(builder.load(place, align=bits // 8), wide)
 
-    return signature, code
+            builder.branch(loop)
+            builder.position_at_end(loop)
+            k = builder.phi(size.type)
+            totals = [builder.phi(sums) for _ in range(rows)]
+            prefetch = cgutils.get_or_insert_function(
+                builder.module,
+                ir.FunctionType(ir.VoidType(), (byte.as_pointer(), word, word, word)),
+                "llvm.prefetch.p0",
+            )
+            builder.call(prefetch, [builder.gep(row, [builder.add(k, size.type(_AHEAD))]), word(0), word(3), word(1)])
+            weights = lanes(row, 8)
+            added = []
+            for total, start in zip(totals, starts, strict=True):
+                products = builder.mul(weights, lanes(start, 16))
+                pairs = [builder.shuffle_vector(products, products, side) for side in (evens, odds)]
+                added.append(builder.add(total, builder.add(*pairs)))
+            k_next = builder.add(k, size.type(WIDTH))
+            builder.cbranch(builder.icmp_signed("<", k_next, size), loop, after)
+            for phi, zero, new in zip([k, *totals], [0, *[[0] * (WIDTH // 2)] * rows], [k_next, *added], strict=True):
+                phi.add_incoming(ir.Constant(phi.type, zero), before)
+                phi.add_incoming(new, loop)
+            builder.position_at_end(after)
+            reduce = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(word, (sums,)), f"llvm.vector.reduce.add.v{WIDTH // 2}i32"
+            )
+            return cgutils.pack_array(builder, [builder.call(reduce, [total]) for total in added])
+
+        return signature, code
+
+    return dots
+
+
+dots, dot = _dotting(ROWS), _dotting(1)
 
 
 def _adding(vectors: int) -> Any:

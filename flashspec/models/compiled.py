@@ -3,10 +3,9 @@
 Through PyTorch the same forward is some twenty-five calls a layer, and for a small model they take longer than its products. Here a layer
 is two norms, four products and attention, in compiled loops over both cores.
 
-A product takes four rows of a block at a time, also where there are fewer: the weights are read once for the four, so that a block of
-four tokens costs little more than one. A row goes through the same instructions whatever stands beside it, so that its logits are the
-same bits in every block. Before a product every row is rounded to whole numbers of up to fifteen bits and a scale, much finer than the
-weights' seven; sums of integers are exact, and no sum can overflow.
+A product takes four rows of a block at a time, or one alone: the weights are read once for the four, so that a block of four tokens costs
+little more than one. Before a product every row is rounded to whole numbers of up to fifteen bits and a scale, much finer than the weights'
+seven; sums of integers are exact, and no sum can overflow. So a row's logits are the same bits whatever stands beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from numba import config as numba_config
 from numba import njit, prange, set_num_threads
 from torch import Tensor
 
-from flashspec.lanes import ROWS, WIDTH, add_rows, dots, exp
+from flashspec.lanes import ROWS, WIDTH, add_rows, dot, dots, exp
 from flashspec.models.lean import NUMBA, StaticModel, head_width, joined, turns
 from flashspec.models.packing import quantise
 
@@ -95,7 +94,7 @@ class CompiledModel(StaticModel):
     def _forward(self, chunk: list[int], keep: int) -> Tensor:
         w, start = self.weights, len(self.tokens)
         self._reserve(start + len(chunk))
-        x = np.zeros((-(-len(chunk) // ROWS) * ROWS, w.embedding.shape[1]), f32)
+        x = np.zeros((_padded(len(chunk)), w.embedding.shape[1]), f32)
         x[: len(chunk)] = w.embedding[chunk]
         with _one_at_a_time:
             set_num_threads(min(torch.get_num_threads(), numba_config.NUMBA_NUM_THREADS))
@@ -120,12 +119,18 @@ def _matrix(weight: Tensor) -> Matrix:
 # ------------------------------------------------------------------------------------------------------------- compiled loops
 
 
+@njit(cache=True)
+def _padded(n: int) -> int:
+    """Rows that a product takes for n: one alone, else a multiple of ROWS."""
+    return n if n == 1 else (n + ROWS - 1) // ROWS * ROWS
+
+
 @njit(nogil=True, cache=True, fastmath=_MATH)
 def _run(
     x: Array, n: int, start: int, keep: int, cache: Array, heads: int, epsilon: np.float32, qkv: Matrix, out: Matrix,
     gate_up: Matrix, down: Matrix, norms: Array, norm: Array, head: Matrix, turns: Array,
 ) -> Array:  # fmt: skip
-    """Read n tokens, x [n, d] padded to a multiple of ROWS, behind `start` tokens of the cache; logits [keep, V] of the last ones.
+    """Read n tokens, x [n, d] `_padded`, behind `start` tokens of the cache; logits [keep, V] of the last ones.
 
     cache [layers, 2, groups, length, width], whose keys lie in blocks of _KEYS positions, each [width, _KEYS].
     """
@@ -151,7 +156,7 @@ def _run(
         _round(gated, down.most[i], hidden, scale)
         _product(hidden, scale, down.rows[i], down.scale[i], added)
         x += added
-    rows = (keep + ROWS - 1) // ROWS * ROWS
+    rows = _padded(keep)
     last, logits = np.zeros((rows, head.rows.shape[1]), i16), np.empty((rows, len(head.rows)), f32)
     _rms_norm(x[n - keep : n], norm, epsilon, head.most, last, scale)
     _product(last, scale, head.rows, head.scale, logits)
@@ -196,15 +201,12 @@ def _largest(x: Array) -> np.float32:
     return i32(largest).view(f32)
 
 
-@njit(parallel=True, cache=True, fastmath=_MATH)
+@njit(parallel=True, cache=True)
 def _product(x: Array, x_scale: Array, weight: Array, scale: Array, y: Array) -> None:
-    """y [n, out] = (x [n, in] · x_scale [n]) · (weight [out, in] · scale [out])ᵀ; n is a multiple of ROWS."""
+    """y [n, out] = (x [n, in] · x_scale [n]) · (weight [out, in] · scale [out])ᵀ; n is 1 or a multiple of ROWS."""
     for tile in prange((len(weight) + _TILE - 1) // _TILE):
-        for r in range(0, len(x), ROWS):
-            for o in range(tile * _TILE, min((tile + 1) * _TILE, len(weight))):
-                sums = dots(weight, o, x, r)
-                for j in range(ROWS):
-                    y[r + j, o] = f32(sums[j]) * (scale[o] * x_scale[r + j])
+        first = tile * _TILE
+        _outputs(x, x_scale, weight, scale, first, min(first + _TILE, len(weight)), y, first)
 
 
 @njit(parallel=True, cache=True, fastmath=_MATH)
@@ -213,20 +215,29 @@ def _gated_product(x: Array, x_scale: Array, weight: Array, scale: Array, y: Arr
     size = len(weight) // 2
     for tile in prange((size + _TILE - 1) // _TILE):
         first, last = tile * _TILE, min((tile + 1) * _TILE, size)
-        up = np.empty((ROWS, last - first), f32)
+        up = np.empty((len(x), last - first), f32)
+        _outputs(x, x_scale, weight, scale, first, last, y, first)
+        _outputs(x, x_scale, weight, scale, size + first, size + last, up, 0)
+        for r in range(len(x)):
+            for o in range(first, last):
+                gate = y[r, o]
+                y[r, o] = gate / (f32(1) + exp(-gate)) * up[r, o - first]
+
+
+@njit(cache=True)
+def _outputs(
+    x: Array, x_scale: Array, weight: Array, scale: Array, first: int, last: int, y: Array, at: int
+) -> None:  # fmt: skip
+    """Outputs first, …, last - 1 of a product, to y from column `at` on."""
+    if len(x) == 1:
+        for o in range(first, last):
+            y[0, at + o - first] = f32(dot(weight, o, x, 0)[0]) * (scale[o] * x_scale[0])
+    else:
         for r in range(0, len(x), ROWS):
             for o in range(first, last):
                 sums = dots(weight, o, x, r)
                 for j in range(ROWS):
-                    y[r + j, o] = f32(sums[j]) * (scale[o] * x_scale[r + j])
-            for o in range(first, last):
-                sums = dots(weight, size + o, x, r)
-                for j in range(ROWS):
-                    up[j, o - first] = f32(sums[j]) * (scale[size + o] * x_scale[r + j])
-            for j in range(ROWS):
-                for o in range(first, last):
-                    gate = y[r + j, o]
-                    y[r + j, o] = gate / (f32(1) + exp(-gate)) * up[j, o - first]
+                    y[r + j, at + o - first] = f32(sums[j]) * (scale[o] * x_scale[r + j])
 
 
 @njit(cache=True)
