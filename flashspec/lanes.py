@@ -82,50 +82,49 @@ def _dotting(rows: int) -> Any:
 dots, dot = _dotting(ROWS), _dotting(1)
 
 
-def _adding(vectors: int) -> Any:
-    """The function that adds to 16 · `vectors` columns of y, from column `first` on, what `add_rows` adds to all."""
-    ways = 8 // vectors  # sums that are under way at once, for one addition takes several cycles
+def _adding(queries: int, vectors: int) -> Any:
+    """The function that adds to rows q, …, q + `queries` - 1 and 16 · `vectors` columns of y, from column `first` on, what `add_rows` adds."""
 
     @intrinsic
-    def add(typing: Any, weights: Any, rows: Any, first: Any, y: Any) -> tuple[Any, Any]:
-        signature = types.void(weights, rows, types.intp, y)
+    def add(typing: Any, weights: Any, rows: Any, q: Any, first: Any, y: Any) -> tuple[Any, Any]:
+        signature = types.void(weights, rows, types.intp, types.intp, y)
 
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             weights, rows, y = (
-                context.make_array(signature.args[at])(context, builder, value=arguments[at]) for at in (0, 1, 3)
+                context.make_array(signature.args[at])(context, builder, value=arguments[at]) for at in (0, 1, 4)
             )
             count, size = cgutils.unpack_tuple(builder, rows.shape)
-            lanes = ir.VectorType(ir.FloatType(), 16)
-            sums = [[cgutils.alloca_once(builder, lanes) for _ in range(vectors)] for _ in range(ways)]
-            nothing = ir.Constant(lanes, [0.0] * 16)
-            for place in (place for some in sums for place in some):
-                builder.store(nothing, place)
+            lanes, nothing = (
+                ir.VectorType(ir.FloatType(), 16),
+                ir.Constant(ir.VectorType(ir.FloatType(), 16), [0.0] * 16),
+            )
+            same = ir.Constant(ir.VectorType(ir.IntType(32), 16), [0] * 16)
+
+            def row(array: Any, i: Any) -> Any:
+                strides = cgutils.unpack_tuple(builder, array.strides)
+                return cgutils.pointer_add(builder, array.data, builder.mul(i, strides[0]))
 
             def columns(start: Any, v: int) -> Any:
-                place = builder.gep(start, [builder.add(arguments[2], size.type(16 * v))])
+                place = builder.gep(start, [builder.add(arguments[3], size.type(16 * v))])
                 return builder.bitcast(place, lanes.as_pointer())
 
-            def take(i: Any, way: int) -> None:
-                one = builder.insert_element(
-                    nothing, builder.load(builder.gep(weights.data, [i])), ir.Constant(ir.IntType(32), 0)
-                )
-                weight = builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(ir.IntType(32), 16), [0] * 16))
-                row = builder.gep(rows.data, [builder.mul(i, size)])
-                for v, place in enumerate(sums[way]):
-                    product = builder.fmul(weight, builder.load(columns(row, v), align=4), flags=["contract"])
-                    builder.store(builder.fadd(builder.load(place), product, flags=["contract"]), place)
-
-            whole = builder.udiv(count, size.type(ways))
-            with cgutils.for_range(builder, whole) as loop:
-                for way in range(ways):
-                    take(builder.add(builder.mul(loop.index, size.type(ways)), size.type(way)), way)
-            with cgutils.for_range(builder, count, start=builder.mul(whole, size.type(ways))) as loop:
-                take(loop.index, 0)
-            for v in range(vectors):
-                total = builder.load(columns(y.data, v), align=4)
-                for some in sums:
-                    total = builder.fadd(total, builder.load(some[v]))
-                builder.store(total, columns(y.data, v), align=4)
+            places = [builder.add(arguments[2], size.type(j)) for j in range(queries)]
+            shares = [row(weights, place) for place in places]
+            sums = [[cgutils.alloca_once_value(builder, nothing) for _ in range(vectors)] for _ in places]
+            with cgutils.for_range(builder, count) as loop:
+                values = [builder.load(columns(row(rows, loop.index), v), align=4) for v in range(vectors)]
+                for share, totals in zip(shares, sums, strict=True):
+                    one = builder.insert_element(
+                        nothing, builder.load(builder.gep(share, [loop.index])), ir.Constant(ir.IntType(32), 0)
+                    )
+                    weight = builder.shuffle_vector(one, one, same)
+                    for total, value in zip(totals, values, strict=True):
+                        product = builder.fmul(weight, value, flags=["contract"])
+                        builder.store(builder.fadd(builder.load(total), product, flags=["contract"]), total)
+            for place, totals in zip(places, sums, strict=True):
+                for v, total in enumerate(totals):
+                    at = columns(row(y, place), v)
+                    builder.store(builder.fadd(builder.load(at, align=4), builder.load(total)), at, align=4)
             return context.get_dummy_value()
 
         return signature, code
@@ -133,22 +132,38 @@ def _adding(vectors: int) -> Any:
     return add
 
 
-_add_64, _add_16 = _adding(4), _adding(1)
+_add_4, _add_3, _add_2, _add_1, _add_part = _adding(4, 2), _adding(3, 2), _adding(2, 2), _adding(1, 2), _adding(1, 1)
 
 
 @njit(cache=True)
 def add_rows(weights: Any, rows: Any, y: Any) -> None:
-    """y [m] += weights [n] · rows [n, m], all float32 in C order."""
-    first, size = 0, len(y)
-    while first + 64 <= size:
-        _add_64(weights, rows, first, y)
-        first += 64
-    while first + 16 <= size:
-        _add_16(weights, rows, first, y)
-        first += 16
-    for k in range(first, size):
-        for i in range(len(weights)):
-            y[k] += weights[i] * rows[i, k]
+    """y [q, m] += weights [q, n] · rows [n, m], all float32, numbers of a row side by side.
+
+    A row of y goes through the same sums whatever stands beside it.
+    """
+    queries, size = y.shape
+    for q in range(0, queries, 4):
+        first = 0
+        while first + 32 <= size:
+            if queries - q >= 4:
+                _add_4(weights, rows, q, first, y)
+            elif queries - q == 3:
+                _add_3(weights, rows, q, first, y)
+            elif queries - q == 2:
+                _add_2(weights, rows, q, first, y)
+            else:
+                _add_1(weights, rows, q, first, y)
+            first += 32
+        for j in range(q, min(q + 4, queries)):
+            at = first
+            while at + 16 <= size:
+                _add_part(weights, rows, j, at, y)
+                at += 16
+            for k in range(at, size):
+                total = np.float32(0)
+                for i in range(len(rows)):
+                    total += weights[j, i] * rows[i, k]
+                y[j, k] += total
 
 
 @njit(cache=True, fastmath={"contract"})

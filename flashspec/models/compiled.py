@@ -25,6 +25,7 @@ from flashspec.models.lean import NUMBA, StaticModel, head_width, joined, turns
 from flashspec.models.packing import quantise
 
 _TILE = 32  # outputs that a thread takes at once
+_QUERIES = 4  # heads of rows that are attended to together
 _KEYS = 64  # positions whose keys lie together, number by number, so that their scores are computed in lanes
 _MATH = {"reassoc", "contract", "nsz"}  # sums in lanes, fused multiply-adds; NaN and infinity stay what they are
 _one_at_a_time = threading.Lock()  # Numba's own thread pool, used where there is no OpenMP, is not safe for threads
@@ -262,28 +263,36 @@ def _turn_and_store(projected: Array, n: int, start: int, heads: int, turns: Arr
 def _attend(projected: Array, n: int, start: int, heads: int, keys: Array, values: Array, y: Array) -> None:
     """Causal attention of every row over the cache, keys [groups, blocks, width, _KEYS], values [groups, length, width]: y [n, heads · width].
 
-    The heads of a group share their keys and values, so one task takes them together, a block at a time.
+    The heads of a group share their keys and values, and so do rows but for the last few: a task takes some queries together, a block of
+    keys at a time.
     """
     groups, width = len(keys), keys.shape[2]
     shared = heads // groups
     root = f32(1) / np.sqrt(f32(width))
-    for task in prange(n * groups):
-        r, g = task // groups, task % groups
-        count = start + r + 1
-        blocks = (count + _KEYS - 1) // _KEYS
-        queries = projected[r, g * shared * width : (g + 1) * shared * width].reshape(shared, width)
-        means = y[r, g * shared * width : (g + 1) * shared * width].reshape(shared, width)
-        weights = np.zeros((shared, blocks * _KEYS), f32)
+    chunks = (n * shared + _QUERIES - 1) // _QUERIES
+    for task in prange(groups * chunks):
+        g, first = task // chunks, task % chunks * _QUERIES
+        size = min(_QUERIES, n * shared - first)
+        queries, counts = np.empty((size, width), f32), np.empty(size, np.int64)
+        for q in range(size):
+            r, h = (first + q) // shared, g * shared + (first + q) % shared
+            queries[q] = projected[r, h * width : (h + 1) * width]
+            counts[q] = start + r + 1
+        blocks = (counts[-1] + _KEYS - 1) // _KEYS
+        weights, means = np.zeros((size, blocks * _KEYS), f32), np.zeros((size, width), f32)
         for block in range(blocks):
-            for h in range(shared):
-                add_rows(queries[h], keys[g, block], weights[h, block * _KEYS : (block + 1) * _KEYS])
-        for h in range(shared):
-            _softmax(weights[h, :count], root)
-        means[:] = f32(0)
-        for first in range(0, count, _KEYS):
-            last = min(first + _KEYS, count)
-            for h in range(shared):
-                add_rows(weights[h, first:last], values[g, first:last], means[h])
+            add_rows(queries, keys[g, block], weights[:, block * _KEYS : (block + 1) * _KEYS])
+        for q in range(size):
+            _softmax(weights[q, : counts[q]], root)
+        whole = counts[0] // _KEYS * _KEYS  # positions in blocks that every query sees to their end
+        for at in range(0, whole, _KEYS):
+            add_rows(weights[:, at : at + _KEYS], values[g, at : at + _KEYS], means)
+        for q in range(size):
+            for at in range(whole, counts[q], _KEYS):
+                end = min(at + _KEYS, counts[q])
+                add_rows(weights[q : q + 1, at:end], values[g, at:end], means[q : q + 1])
+            r, h = (first + q) // shared, g * shared + (first + q) % shared
+            y[r, h * width : (h + 1) * width] = means[q]
 
 
 @njit(cache=True)

@@ -101,16 +101,19 @@ def test_exp_is_as_exact_as_float32() -> None:
 
 @needs_numba
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 20), st.sampled_from([1, 15, 16, 33, 64, 80, 145]))
-def test_weighted_rows_are_added_whatever_their_number(n, m) -> None:
-    """Blocks of 64 and of 16 columns and what is left, an even and an odd number of rows; what was there stays."""
+@given(st.integers(1, 9), st.integers(0, 20), st.sampled_from([1, 15, 16, 33, 64, 80, 145]))
+def test_weighted_rows_are_added_whatever_their_number(q, n, m) -> None:
+    """Four queries together and fewer, blocks of 32 and 16 columns and what is left; what was there stays; each query as if alone."""
     from flashspec.lanes import add_rows
 
     generator = np.random.default_rng(n + 100 * m)
-    weights, rows, y = (generator.standard_normal(shape).astype(np.float32) for shape in (n, (n, m), m))
-    wanted = y + weights.astype(float) @ rows
+    weights, rows, y = (generator.standard_normal(shape).astype(np.float32) for shape in ((q, n), (n, m), (q, m)))
+    wanted, alone = y + weights.astype(float) @ rows, y.copy()
     add_rows(weights, rows, y)
+    for i in range(q):
+        add_rows(weights[i : i + 1], rows, alone[i : i + 1])
     assert np.allclose(y, wanted, atol=1e-5)
+    assert (y == alone).all()
 
 
 @needs_numba
