@@ -276,7 +276,7 @@ class SpeculativeDecoder:
         row = warp(logits, request.sampling)
         if request.rule == "coupled":  # the noise with which the target will choose at that position
             return int(rng.race(row, rng.exponentials(seed, position + offset, row.shape[-1], rng.RACE))), row
-        return int(rng.inverse(row, rng.uniforms(seed, position, 1, rng.DRAFT, offset))), row
+        return int(rng.choose(row, seed, position, rng.DRAFT, offset)), row
 
     def _verify(
         self,

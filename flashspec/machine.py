@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import platform
 import sys
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -51,6 +53,16 @@ def reason_without_numba() -> str | None:
     except (ImportError, RuntimeError) as error:  # a numpy that it does not know; no folder for its compiled code
         return f"Numba does not run here ({error}), so PyTorch computes all in many small calls."
     return None
+
+
+def compiled_loops(like: torch.Tensor) -> Any:
+    """`flashspec.loops`, for a tensor on a CPU and where Numba is installed; else None."""
+    return _loops() if like.device.type == "cpu" else None
+
+
+@cache
+def _loops() -> Any:
+    return None if reason_without_numba() else importlib.import_module("flashspec.loops")
 
 
 def _processor() -> str:

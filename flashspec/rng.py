@@ -14,16 +14,13 @@ a rejection; keyed by the round, they are never seen twice.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
-from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flashspec.machine import reason_without_numba
+from flashspec.machine import compiled_loops
 
 ACCEPT = 0  # acceptance uniforms, index = offset in the block
 RACE = 1  # replacement, bonus and coupled noise, one word per vocabulary entry
@@ -52,7 +49,7 @@ def philox(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Te
 
 def uniforms(seed: Tensor, position: Tensor, count: int, purpose: int = ACCEPT, offset: int = 0) -> Tensor:
     """Uniforms in (0, 1]: [B] int64, [B] int64 -> [B, count] float32, never 0."""
-    if loops := _loops(seed):
+    if loops := compiled_loops(seed):
         second, places = purpose + 256 * offset, _pairs(seed, position)
         return torch.tensor(
             [[loops.uniform(*place, i, second) for i in range(count)] for place in places], dtype=torch.float32
@@ -63,7 +60,7 @@ def uniforms(seed: Tensor, position: Tensor, count: int, purpose: int = ACCEPT, 
 
 def exponentials(seed: Tensor, position: Tensor, vocabulary: int, purpose: int, offset: int = 0) -> Tensor:
     """Exp(1) noise of one position: [B] int64, [B] int64 -> [B, V] float32. argmax w/E draws v with probability ∝ w(v)."""
-    if loops := _loops(seed):
+    if loops := compiled_loops(seed):
         rows = [loops.noise(*place, purpose + 256 * offset, vocabulary) for place in _pairs(seed, position)]
         return torch.from_numpy(np.stack(rows) if len(rows) != 1 else rows[0][None])
     if vocabulary <= LANES:  # the first word of as many counters
@@ -83,27 +80,26 @@ def race(weights: Tensor, noise: Tensor) -> Tensor:
 
 def inverse(weights: Tensor, uniform: Tensor) -> Tensor:
     """The first v whose cumulative weight reaches uniform · total: [B, V], [B, 1] -> [B]. One uniform instead of a race of V."""
-    if loops := _loops(weights):
+    if loops := compiled_loops(weights):
         rows = zip(weights.float().contiguous().numpy(), uniform[:, 0].tolist(), strict=True)
         return torch.tensor([loops.draw(row, u) for row, u in rows], dtype=torch.int64)
     reached = weights.double().cumsum(-1)
     return torch.searchsorted(reached, uniform * reached[:, -1:])[:, 0].clamp_(max=weights.shape[-1] - 1)
 
 
+def choose(weights: Tensor, seed: Tensor, position: Tensor, purpose: int, offset: int = 0) -> Tensor:
+    """`inverse` with the uniform of (seed, position, purpose, offset): [B, V], [B], [B] -> [B]."""
+    if loops := compiled_loops(weights):
+        rows, second = weights.float().contiguous().numpy(), purpose + 256 * offset
+        places = zip(rows, _pairs(seed, position), strict=True)
+        return torch.tensor([loops.draw(row, loops.uniform(*place, 0, second)) for row, place in places])
+    return inverse(weights, uniforms(seed, position, 1, purpose, offset))
+
+
 def seeds(seed: int, batch: int = 1, device: torch.device | str = "cpu") -> Tensor:
     """Any Python integer as a 64-bit key: [B] int64."""
     folded = seed & 0xFFFFFFFFFFFFFFFF
     return torch.full((batch,), folded - (1 << 64) if folded >> 63 else folded, dtype=torch.int64, device=device)
-
-
-def _loops(like: Tensor) -> Any:
-    """The same in compiled loops, for tensors on a CPU where Numba is installed."""
-    return _compiled() if like.device.type == "cpu" else None
-
-
-@cache
-def _compiled() -> Any:
-    return None if reason_without_numba() else importlib.import_module("flashspec.loops")
 
 
 def _pairs(seed: Tensor, position: Tensor) -> Iterator[tuple[int, int]]:

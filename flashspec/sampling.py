@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from flashspec.machine import compiled_loops
+
 _NEVER = float("-inf")
 
 
@@ -97,12 +99,11 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.temperature == 0:
         greedy = logits.argmax(-1, keepdim=True)
         return torch.zeros_like(logits).scatter_(-1, greedy, 1.0)
-    logits = (logits - logits.amax(-1, keepdim=True)).div_(params.temperature)
     vocabulary = logits.shape[-1]
     if 0 < params.top_k < vocabulary:
         smallest = logits.topk(params.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < smallest, _NEVER)
-    probabilities = logits.softmax(-1)
+    probabilities = _softmax(logits, params.temperature)
     if params.top_p < 1:
         probabilities = probabilities * (probabilities >= _nucleus_threshold(probabilities, params.top_p))
     if params.min_p > 0:
@@ -112,8 +113,18 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
     return probabilities
 
 
+def _softmax(logits: Tensor, temperature: float) -> Tensor:
+    """softmax(logits / temperature) over the last axis."""
+    if loops := compiled_loops(logits):
+        rows = logits.reshape(-1, logits.shape[-1]).contiguous().numpy()
+        return torch.from_numpy(loops.softmax(rows, temperature)).view(logits.shape)
+    return (logits - logits.amax(-1, keepdim=True)).div_(temperature).softmax(-1)
+
+
 def has_usable_rows(logits: Tensor) -> Tensor:
     """Whether every row of a request can be sampled: [B, n, V] -> [B] bool. NaN, +inf and all -inf rows cannot."""
+    if loops := compiled_loops(logits):
+        return torch.tensor([loops.are_usable(rows) for rows in logits.float().contiguous().numpy()])
     return torch.isfinite(logits.amax(-1)).all(-1)  # amax hands NaN and +inf on, and is -inf only where all are
 
 

@@ -120,7 +120,7 @@ def _formulas(fault: str) -> Mapping[str, Rule | None]:
 
 def _drawn(law: Tensor, seeds: Tensor, position: Tensor, offset: int) -> Tensor:
     """A token of `law` [V] for every seed: [n]."""
-    return rng.inverse(law.expand(len(seeds), -1), rng.uniforms(seeds, position, 1, rng.DRAFT, offset))
+    return rng.choose(law.expand(len(seeds), -1), seeds, position, rng.DRAFT, offset)
 
 
 def _tests(pairs: np.ndarray, law: np.ndarray, seed: int) -> tuple[float, float]:

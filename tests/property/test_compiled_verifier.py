@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import cached, decoder, ids, needs_numba, run
 
-from flashspec import rng
+from flashspec import rng, sampling
 from flashspec.engine import Request
 from flashspec.machine import reason_without_numba
 from flashspec.sampling import SamplingParams
@@ -19,6 +19,7 @@ pytestmark = needs_numba
 REFERENCE = ReferenceVerifier()
 COMPILED = None if reason_without_numba() else load_verifier("numba")
 
+slots = st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40)), min_size=1, max_size=3)
 vocabularies = st.one_of(st.integers(1, 40), st.integers(250, 260), st.integers(1000, 1100), st.integers(2000, 2600))
 
 
@@ -81,8 +82,7 @@ def test_an_unknown_rule_is_left_to_the_reference(monkeypatch) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**40)), min_size=1, max_size=3),
-    vocabularies, st.integers(0, 20), st.sampled_from([rng.ACCEPT, rng.RACE, rng.DRAFT]),
+    slots, vocabularies, st.integers(0, 20), st.sampled_from([rng.ACCEPT, rng.RACE, rng.DRAFT]),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_numba_and_torch_draw_the_same_bits(slots, vocabulary, offset, purpose) -> None:
@@ -92,10 +92,36 @@ def test_numba_and_torch_draw_the_same_bits(slots, vocabulary, offset, purpose) 
     asked = [(rng.uniforms, count), (rng.exponentials, vocabulary)]
     compiled = [draw(seed, position, n, purpose, offset) for draw, n in asked]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rng, "_compiled", lambda: None)
+        patch.setattr(rng, "compiled_loops", lambda _: None)
         plain = [draw(seed, position, n, purpose, offset) for draw, n in asked]
     assert torch.equal(compiled[0], plain[0])
     assert torch.allclose(compiled[1], plain[1], rtol=4e-7, atol=0)
+
+
+@given(vocabularies, st.integers(1, 3), st.integers(0, 10**6), st.floats(0.05, 20), st.sampled_from([0, 1, 7]))
+@settings(max_examples=60, deadline=None)
+def test_numba_and_torch_warp_alike(vocabulary, rows, seed, temperature, top_k) -> None:
+    """Probabilities up to the last places, and the same where a row cannot be sampled."""
+    logits = 9 * torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed))
+    logits[0, 1::3] = float("-inf")
+    params = SamplingParams(temperature=temperature, top_k=top_k)
+    for odd in (0.0, float("nan"), float("inf"), float("-inf")):
+        logits[-1, 0] = odd
+        compiled = sampling.warp(logits, params), sampling.has_usable_rows(logits[:, None])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sampling, "compiled_loops", lambda _: None)
+            plain = sampling.warp(logits, params), sampling.has_usable_rows(logits[:, None])
+        assert torch.allclose(compiled[0], plain[0], rtol=1e-4, atol=1e-12, equal_nan=True)
+        assert compiled[1].tolist() == plain[1].tolist()
+
+
+@given(slots, st.integers(0, 20))
+@settings(max_examples=30, deadline=None)
+def test_a_token_is_chosen_with_its_own_uniform(slots, offset) -> None:
+    seed, position = (torch.tensor(column, dtype=torch.int64) for column in zip(*slots, strict=True))
+    weights = torch.rand(len(slots), 300, generator=torch.Generator().manual_seed(offset))
+    wanted = rng.inverse(weights, rng.uniforms(seed, position, 1, rng.DRAFT, offset))
+    assert rng.choose(weights, seed, position, rng.DRAFT, offset).tolist() == wanted.tolist()
 
 
 @given(vocabularies, st.integers(0, 10**6), st.floats(1e-9, 1))

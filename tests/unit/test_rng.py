@@ -63,7 +63,7 @@ def test_race_draws_in_proportion() -> None:
 def test_batches_and_vocabularies_of_any_size_draw_the_same_bits(compiled, monkeypatch) -> None:
     """A short vocabulary needs fewer counters; nothing of it shows, in compiled loops or in torch."""
     if not compiled:
-        monkeypatch.setattr(rng, "_compiled", lambda: None)
+        monkeypatch.setattr(rng, "compiled_loops", lambda _: None)
     many, position = torch.arange(33) * 7919, torch.arange(33) + 2**33
     for vocabulary in (1, 5, 256, 257, 1500):
         together = rng.exponentials(many, position, vocabulary, rng.RACE, offset=3)
